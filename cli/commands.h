@@ -1,0 +1,10 @@
+/* Every subcommand; each is defined in the file of its name. */
+#ifndef HEARTH_CLI_COMMANDS_H
+#define HEARTH_CLI_COMMANDS_H
+
+#include "cli/command.h"
+
+extern const struct command convert_command, inspect_command, run_command, chat_command, bench_kernels_command, tokenize_command, render_command,
+    logits_command;
+
+#endif
