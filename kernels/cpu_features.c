@@ -1,5 +1,7 @@
 #include "kernels/cpu_features.h"
 
+#include <stddef.h>
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 
