@@ -1,0 +1,111 @@
+#include "common/budget.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/check.h"
+
+void budget_add(struct budget *budget, const char *name, uint64_t bytes, const char *way_out)
+{
+    CHECK(budget->n_accounts < BUDGET_ACCOUNTS_MAX);
+    budget->accounts[budget->n_accounts].name = name;
+    budget->accounts[budget->n_accounts].way_out = way_out;
+    budget->accounts[budget->n_accounts++].bytes = bytes;
+}
+
+uint64_t budget_sum(const struct budget *budget)
+{
+    uint64_t sum = 0;
+    for (int i = 0; i < budget->n_accounts; i++)
+        sum += budget->accounts[i].bytes;
+    return sum;
+}
+
+enum status budget_check(const struct budget *budget, struct error *err)
+{
+    if (budget_sum(budget) <= budget->limit)
+        return STATUS_OK;
+    char text[ERROR_TEXT_BYTES], size[32], limit[32];
+    int used = 0;
+    for (int i = 0; i < budget->n_accounts && used < (int)sizeof text - 1; i++)
+        used += snprintf(text + used, sizeof text - (size_t)used, "%s%s %s%s%s%s", i ? ", " : "", budget->accounts[i].name,
+                         bytes_text(budget->accounts[i].bytes, size), budget->accounts[i].way_out ? " (" : "",
+                         budget->accounts[i].way_out ? budget->accounts[i].way_out : "", budget->accounts[i].way_out ? ")" : "");
+    return error_set(err, STATUS_NO_MEMORY, "%s of memory needed, %s allowed: %s", bytes_text(budget_sum(budget), size),
+                     bytes_text(budget->limit, limit), text);
+}
+
+char *bytes_text(uint64_t bytes, char text[32])
+{
+    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+    double value = (double)bytes;
+    int unit = 0;
+    while (value >= 1024 && unit < 4) {
+        value /= 1024;
+        unit++;
+    }
+    snprintf(text, 32, unit ? "%.1f %s" : "%.0f %s", value, units[unit]);
+    return text;
+}
+
+/* A number in a file, or `fallback` when there is none ("max"). */
+static uint64_t number_in(const char *path, uint64_t fallback)
+{
+    FILE *file = fopen(path, "re");
+    unsigned long long value;
+    if (!file)
+        return fallback;
+    if (fscanf(file, "%llu", &value) != 1)
+        value = fallback;
+    fclose(file);
+    return value;
+}
+
+static uint64_t room(const char *limit_file, const char *used_file)
+{
+    uint64_t limit = number_in(limit_file, UINT64_MAX), used = number_in(used_file, 0);
+    return limit == UINT64_MAX ? UINT64_MAX : limit > used ? limit - used : 0;
+}
+
+static uint64_t machine_available(void)
+{
+    FILE *file = fopen("/proc/meminfo", "re");
+    char line[128];
+    unsigned long long kib = 0;
+    while (file && fgets(line, sizeof line, file))
+        if (sscanf(line, "MemAvailable: %llu", &kib) == 1)
+            break;
+    if (file)
+        fclose(file);
+    return kib ? (uint64_t)kib * 1024 : UINT64_MAX;
+}
+
+/* The cgroup's own files are seen at the mount's root inside a container, and under the path of /proc/self/cgroup outside. */
+static uint64_t cgroup_room(void)
+{
+    uint64_t least = UINT64_MAX;
+    FILE *file = fopen("/proc/self/cgroup", "re");
+    char line[512], limit[700], used[700];
+    while (file && fgets(line, sizeof line, file)) {
+        line[strcspn(line, "\n")] = 0;
+        char *path = strrchr(line, ':');
+        int v2 = !strncmp(line, "0::", 3), v1 = strstr(line, ":memory:") != NULL;
+        if (!path || (!v2 && !v1))
+            continue;
+        const char *root = v2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory";
+        snprintf(limit, sizeof limit, "%s%s/%s", root, path + 1, v2 ? "memory.max" : "memory.limit_in_bytes");
+        snprintf(used, sizeof used, "%s%s/%s", root, path + 1, v2 ? "memory.current" : "memory.usage_in_bytes");
+        uint64_t here = room(limit, used);
+        least = here < least ? here : least;
+    }
+    if (file)
+        fclose(file);
+    return least;
+}
+
+uint64_t memory_available_bytes(void)
+{
+    uint64_t machine = machine_available(), cgroup = cgroup_room();
+    return machine < cgroup ? machine : cgroup;
+}
