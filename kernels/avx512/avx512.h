@@ -4,4 +4,13 @@
 
 #include "kernels/kernels.h"
 
+matmul_fn matmul_f32_avx512, matmul_bf16_avx512, matmul_int8_avx512, matmul_int4_avx512;
+quantize_row_fn quantize_row_avx512;
+rms_norm_fn rms_norm_avx512;
+layer_norm_fn layer_norm_avx512;
+softmax_fn softmax_avx512;
+silu_mul_fn silu_mul_avx512;
+mix_rows_fn mix_rows_avx512;
+axpy_fn axpy_avx512;
+
 #endif

@@ -1,0 +1,164 @@
+/* int8 and int4 matrices with vpdpbusd on 512 bits: the 16 lanes of a block are one register. The weights are the unsigned operand (int4
+ * as stored, value + 8; int8 with its top bit flipped, value + 128); the sum starts at -8 or -128 times the sum of x, so it ends as the
+ * exact integer of the contract. */
+#include "kernels/avx512/avx512.h"
+#include "kernels/avx512/lanes.h"
+
+enum {
+    ROWS_MAX = 4,
+    TILE_SUMS_MAX = 16, /* accumulators of the largest tile: half the registers, the other half holds one block of weights and x */
+    CHUNK_BLOCKS = 64,  /* blocks whose scales are widened together */
+    /* The hardware prefetcher starts again at every row of a tile; two tiles ahead is what kept memory busy (docs/PERFORMANCE.md,
+       "Kernels"). */
+    PREFETCH_TILES = 2,
+    PANEL_BYTES = 32 << 10, /* weights kept in the first cache while all x rows pass over them */
+};
+
+/* One tile's rows and x rows, where they begin. */
+struct operands {
+    const uint8_t *w, *w_scales;
+    size_t w_stride, w_scales_stride; /* bytes from one row to the next */
+    const int8_t *x;
+    const float *x_scales;
+    const int32_t *lane_sums8;
+    int n_blocks;
+};
+
+/* {a, b} as a for lanes 0-7, b for lanes 8-15. */
+ALWAYS_INLINE __m512 spread_pair(const float *pair)
+{
+    const __m512i index = _mm512_set_epi32(1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0);
+    return _mm512_permutexvar_ps(
+        index, _mm512_castpd_ps(_mm512_broadcastsd_pd(_mm_castps_pd(_mm_loadl_pi(_mm_setzero_ps(), (const __m64 *)pair)))));
+}
+
+/* The scales of groups [begin, begin + n) of R rows as f32; with one x row, times its scales: the product the contract rounds first. */
+ALWAYS_INLINE void widen_scales(float scales[ROWS_MAX][2 * CHUNK_BLOCKS], const struct operands *o, int begin, int n,
+                                const enum weight_format format, const int R, const int S)
+{
+    const int bytes = format == FORMAT_INT4 ? 2 : 4;
+    for (int g = 0; g < n; g += LANES) {
+        __mmask16 mask = lanes_mask(n - g);
+        UNROLL for (int r = 0; r < R; r++)
+        {
+            const uint8_t *at = o->w_scales + (size_t)r * o->w_scales_stride + (size_t)(begin + g) * (size_t)bytes;
+            _mm_prefetch((const char *)at + (size_t)(PREFETCH_TILES * R) * o->w_scales_stride, _MM_HINT_T0);
+            __m512 v = format == FORMAT_INT4 ? _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, at)) : _mm512_maskz_loadu_ps(mask, at);
+            if (S == 1)
+                v = _mm512_mul_ps(v, _mm512_maskz_loadu_ps(mask, o->x_scales + begin + g));
+            _mm512_store_ps(scales[r] + g, v);
+        }
+    }
+}
+
+/* One block of one row as the unsigned operands of its even and odd elements. */
+struct block {
+    __m512i even, odd;
+};
+
+ALWAYS_INLINE struct block load_block(const uint8_t *at, const enum weight_format format)
+{
+    __m512i first = _mm512_loadu_si512(at);
+    if (format == FORMAT_INT4) {
+        const __m512i nibble = _mm512_set1_epi8(15);
+        return (struct block){_mm512_and_si512(first, nibble), _mm512_and_si512(_mm512_srli_epi16(first, 4), nibble)};
+    }
+    const __m512i top = _mm512_set1_epi8((char)0x80);
+    return (struct block){_mm512_xor_si512(first, top), _mm512_xor_si512(_mm512_loadu_si512(at + GROUP_ELEMENTS), top)};
+}
+
+/* R rows by S x rows. Weights are loaded once for all S, x once for all R. */
+ALWAYS_INLINE void tile_sums(float *sums, const struct operands *o, const enum weight_format format, const int R, const int S)
+{
+    const size_t block_bytes = format == FORMAT_INT4 ? GROUP_ELEMENTS : BLOCK_ELEMENTS;
+    const size_t blocks = (size_t)o->n_blocks;
+    _Alignas(64) float scales[ROWS_MAX][2 * CHUNK_BLOCKS];
+    struct lanes acc[TILE_SUMS_MAX];
+    UNROLL for (int k = 0; k < R * S; k++) acc[k] = lanes_set1(0.0f);
+    for (int begin = 0; begin < o->n_blocks; begin += CHUNK_BLOCKS) {
+        int end = begin + CHUNK_BLOCKS < o->n_blocks ? begin + CHUNK_BLOCKS : o->n_blocks;
+        widen_scales(scales, o, 2 * begin, 2 * (end - begin), format, R, S);
+        for (int b = begin; b < end; b++) {
+            struct block w[ROWS_MAX];
+            __m512 w_scale[ROWS_MAX];
+            UNROLL for (int r = 0; r < R; r++)
+            {
+                const uint8_t *at = o->w + (size_t)r * o->w_stride + (size_t)b * block_bytes;
+                for (size_t line = 0; line < block_bytes; line += 64)
+                    _mm_prefetch((const char *)at + (size_t)(PREFETCH_TILES * R) * o->w_stride + line, _MM_HINT_T0);
+                w[r] = load_block(at, format);
+                w_scale[r] = spread_pair(scales[r] + 2 * (b - begin));
+            }
+            UNROLL for (int s = 0; s < S; s++)
+            {
+                const size_t at = (size_t)s * blocks + (size_t)b;
+                __m512i even = _mm512_loadu_si512(o->x + at * BLOCK_ELEMENTS);
+                __m512i odd = _mm512_loadu_si512(o->x + at * BLOCK_ELEMENTS + GROUP_ELEMENTS);
+                __m512i start = _mm512_loadu_si512(o->lane_sums8 + at * LANES);
+                if (format == FORMAT_INT8)
+                    start = _mm512_slli_epi32(start, 4);
+                __m512 x_scale = S == 1 ? _mm512_setzero_ps() : spread_pair(o->x_scales + 2 * at);
+                UNROLL for (int r = 0; r < R; r++)
+                {
+                    __m512i isum = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(start, w[r].even, even), w[r].odd, odd);
+                    __m512 scale = S == 1 ? w_scale[r] : _mm512_mul_ps(w_scale[r], x_scale);
+                    acc[s * R + r].all = _mm512_fmadd_ps(_mm512_cvtepi32_ps(isum), scale, acc[s * R + r].all);
+                }
+            }
+        }
+    }
+    UNROLL for (int k = 0; k < R * S; k += 4) _mm_storeu_ps(
+        sums + k, lanes_tree4(acc[k], acc[k + 1 < R * S ? k + 1 : k], acc[k + 2 < R * S ? k + 2 : k], acc[k + 3 < R * S ? k + 3 : k]));
+}
+
+/* Rows [begin, end) by x rows [s, s + S), R rows at a time. */
+ALWAYS_INLINE void rows_by(const struct matmul_args *a, int begin, int end, int s, const enum weight_format format, const int R,
+                           const int S)
+{
+    const size_t blocks = (size_t)a->q->n_blocks;
+    struct operands o = {.w_stride = format_row_bytes(format, a->m->cols),
+                         .w_scales_stride = format_scale_row_bytes(format, a->m->cols),
+                         .x = a->q->values + (size_t)s * blocks * BLOCK_ELEMENTS,
+                         .x_scales = a->q->scales + (size_t)s * blocks * 2,
+                         .lane_sums8 = a->q->lane_sums8 + (size_t)s * blocks * LANES,
+                         .n_blocks = a->q->n_blocks};
+    float sums[TILE_SUMS_MAX];
+    for (int row = begin, rows; row < end; row += rows) {
+        o.w = (const uint8_t *)a->m->data + (size_t)row * o.w_stride;
+        o.w_scales = (const uint8_t *)a->m->scales + (size_t)row * o.w_scales_stride;
+        rows = row + R <= end ? R : 1;
+        if (rows == R)
+            tile_sums(sums, &o, format, R, S);
+        else
+            tile_sums(sums, &o, format, 1, S);
+        for (int k = 0; k < rows * S; k++)
+            a->out[(size_t)(s + k / rows) * a->out_stride + (size_t)(row + k % rows)] = sums[k] * a->m->factor;
+    }
+}
+
+ALWAYS_INLINE void matmul(const struct matmul_args *a, const enum weight_format format)
+{
+    const size_t row_bytes = format_row_bytes(format, a->m->cols);
+    const int panel = PANEL_BYTES / row_bytes > 4 ? (int)(PANEL_BYTES / row_bytes) / 4 * 4 : 4;
+    for (int begin = a->row_begin; begin < a->row_end; begin += panel) {
+        int end = begin + panel < a->row_end ? begin + panel : a->row_end, s = 0;
+        for (; s + 8 <= a->n_x; s += 8)
+            rows_by(a, begin, end, s, format, 2, 8);
+        for (; s + 4 <= a->n_x; s += 4)
+            rows_by(a, begin, end, s, format, 4, 4);
+        for (; s + 2 <= a->n_x; s += 2)
+            rows_by(a, begin, end, s, format, 4, 2);
+        if (s < a->n_x)
+            rows_by(a, begin, end, s, format, 4, 1);
+    }
+}
+
+void matmul_int8_avx512(const struct matmul_args *a)
+{
+    matmul(a, FORMAT_INT8);
+}
+
+void matmul_int4_avx512(const struct matmul_args *a)
+{
+    matmul(a, FORMAT_INT4);
+}
