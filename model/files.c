@@ -1,0 +1,110 @@
+#include "model/files.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "common/memory.h"
+
+enum { PIECE_BYTES = 8 << 20 }; /* one pread or pwrite: large enough for the disk, small enough to be interrupted between two */
+
+enum status file_open_regular(int *fd, const char *path, int follow_links, struct stat *st, struct error *err)
+{
+    *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | (follow_links ? 0 : O_NOFOLLOW));
+    if (*fd < 0 && errno == ELOOP)
+        return error_set(err, STATUS_INVALID, "%s: is a symbolic link, expected a regular file", path);
+    if (*fd < 0)
+        return error_errno(err, errno == ENOENT ? STATUS_NOT_FOUND : STATUS_IO, "%s: cannot open", path);
+    if (!fstat(*fd, st) && S_ISREG(st->st_mode))
+        return STATUS_OK;
+    close(*fd);
+    *fd = -1;
+    return error_set(err, STATUS_INVALID, "%s: not a regular file", path);
+}
+
+enum status file_read_at(int fd, void *bytes, uint64_t n, uint64_t offset, const char *path, struct error *err)
+{
+    for (uint64_t done = 0; done < n;) {
+        size_t piece = n - done < PIECE_BYTES ? (size_t)(n - done) : PIECE_BYTES;
+        ssize_t got = pread(fd, (char *)bytes + done, piece, (off_t)(offset + done));
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0)
+            return error_errno(err, STATUS_IO, "%s: cannot read at byte %llu", path, (unsigned long long)(offset + done));
+        if (got == 0)
+            return error_set(err, STATUS_CORRUPT, "%s: ends at byte %llu, expected %llu bytes more", path,
+                             (unsigned long long)(offset + done), (unsigned long long)(n - done));
+        done += (uint64_t)got;
+    }
+    return STATUS_OK;
+}
+
+enum status file_write_at(int fd, const void *bytes, uint64_t n, uint64_t offset, const char *path, struct error *err)
+{
+    for (uint64_t done = 0; done < n;) {
+        size_t piece = n - done < PIECE_BYTES ? (size_t)(n - done) : PIECE_BYTES;
+        ssize_t put = pwrite(fd, (const char *)bytes + done, piece, (off_t)(offset + done));
+        if (put < 0 && errno == EINTR)
+            continue;
+        if (put < 0)
+            return error_errno(err, STATUS_IO, "%s: cannot write at byte %llu", path, (unsigned long long)(offset + done));
+        done += (uint64_t)put;
+    }
+    return STATUS_OK;
+}
+
+enum status directory_sync(const char *dir, struct error *err)
+{
+    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        return error_errno(err, STATUS_IO, "%s: cannot open the directory", dir);
+    enum status status = fsync(fd) ? error_errno(err, STATUS_IO, "%s: cannot sync the directory", dir) : STATUS_OK;
+    close(fd);
+    return status;
+}
+
+enum status file_publish(int *fd, const char *path_partial, const char *path, const char *dir, struct error *err)
+{
+    enum status status = STATUS_OK;
+    if (fsync(*fd))
+        status = error_errno(err, STATUS_IO, "%s: cannot sync", path_partial);
+    if (close(*fd) && !status)
+        status = error_errno(err, STATUS_IO, "%s: cannot close", path_partial);
+    *fd = -1;
+    if (!status && rename(path_partial, path))
+        status = error_errno(err, STATUS_IO, "%s: cannot rename to %s", path_partial, path);
+    if (status) {
+        unlink(path_partial);
+        return status;
+    }
+    return directory_sync(dir, err);
+}
+
+enum status file_write_atomic(const char *dir, const char *name, const void *bytes, size_t n, struct error *err)
+{
+    char *path = xasprintf("%s/%s", dir, name), *partial = xasprintf("%s.partial", path);
+    enum status status;
+    int fd = open(partial, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0644);
+    if (fd < 0) {
+        status = error_errno(err, STATUS_IO, "%s: cannot create", partial);
+    } else {
+        status = file_write_at(fd, bytes, n, 0, partial, err);
+        if (status) {
+            close(fd);
+            unlink(partial);
+        } else {
+            status = file_publish(&fd, partial, path, dir, err);
+        }
+    }
+    free(partial);
+    free(path);
+    return status;
+}
+
+int file_name_is_plain(const char *name)
+{
+    return name && *name && *name != '.' && strlen(name) <= 255 && !strchr(name, '/');
+}
