@@ -48,7 +48,7 @@ static enum status check_memory(const struct model *m, const struct model_option
 static void allocate_rows(struct model *m, int max_rows)
 {
     const struct model_config *c = m->config;
-    size_t n = (size_t)max_rows, capacity = selection_capacity(c);
+    size_t n = (size_t)(max_rows > 2 ? max_rows : 2), capacity = selection_capacity(c); /* 2: a draft chain keeps its first row */
     m->rows = xcalloc(n, sizeof *m->rows);
     m->row_list = xcalloc(n, sizeof(struct row *));
     m->residuals = xcalloc(n * (size_t)c->hidden_size, sizeof(float));
@@ -252,7 +252,7 @@ enum status model_draft_chain(struct model *m, struct sequence_state *sequence, 
                               int *ids, struct error *err)
 {
     const struct model_config *c = m->config;
-    CHECK(depth >= 1 && depth <= DRAFT_DEPTH_MAX && position == sequence->mtp_length && n_tokens <= c->vocab_size && m->work.max_rows >= 2);
+    CHECK(depth >= 1 && depth <= DRAFT_DEPTH_MAX && position == sequence->mtp_length && n_tokens <= c->vocab_size);
     float *logits = xcalloc((size_t)c->vocab_size, sizeof *logits);
     /* rows[0] stays the round's first row: its selection is what later rows reuse. */
     enum status status = sequence_state_prepare(sequence, position, position + depth, err);
