@@ -2,5 +2,10 @@
 #include "cli/commands.h"
 
 const struct command *const commands[] = {
+    &convert_command,
+    &inspect_command,
+    &run_command,
+    &chat_command,
+    &logits_command,
     NULL,
 };

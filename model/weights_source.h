@@ -18,8 +18,8 @@ int precision_by_name(const char *name); /* -1: unknown */
 
 struct weights_source;
 
-/* dir: a pack (manifest.json) or a vendor folder (config.json and *.safetensors). Reads headers and manifest, checks every file's size; reads no weights.
- * Fails naming file and thing. */
+/* dir: a pack (manifest.json) or a vendor folder (config.json and *.safetensors). Reads headers and manifest, checks every file's size; reads no weights,
+ * except when a vendor folder is opened for the first time: then its checksums are made (docs/FORMATS.md, "Side file"). Fails naming file and thing. */
 enum status weights_source_open(struct weights_source **out, const char *dir, struct error *err);
 void weights_source_close(struct weights_source **source);
 
@@ -48,6 +48,17 @@ struct weights_part {
 /* Loads and verifies. On failure *part is empty. */
 enum status weights_source_load(struct weights_source *source, enum part_kind part, int layer, struct weights_part *out, struct error *err);
 void weights_part_release(struct weights_part *part);
+
+/* Reads a part and compares its checksums, in a few MB of memory. Fails naming file and tensor or record. */
+enum status weights_source_verify(struct weights_source *source, enum part_kind part, int layer, struct error *err);
+
+/* Where everything of a part lies (model/part_layout.h). The layer must have the part. */
+struct part_layout;
+void weights_source_layout(const struct weights_source *source, enum part_kind part, int layer, struct part_layout *layout);
+
+/* The opened pack, NULL when it is a vendor folder: for those who read records themselves (model/pack.h). */
+struct pack;
+const struct pack *weights_source_pack(const struct weights_source *source);
 
 /* The matrix of a name that part_tensor_specs lists; CHECKs that it is there. */
 const struct matrix *weights_part_matrix(const struct weights_part *part, const char *name);
