@@ -77,13 +77,13 @@ static enum status read_ids(const json_t *list, size_t number, int vocab, int *i
 }
 
 /* Fills one or two arrays (logits, draft logits); *n counts on. */
-static enum status run_case(struct model *model, const json_t *list, size_t number, const struct logits_options *o, struct array *arrays, size_t *n,
-                            struct error *err)
+static enum status run_case(struct model *model, const json_t *list, size_t number, const struct logits_options *o, struct array *arrays,
+                            size_t *n, struct error *err)
 {
     size_t length = json_array_size(list), vocab = (size_t)model->config->vocab_size, width = (size_t)model->config->hidden_size;
     if (!json_is_array(list) || !length || length > (size_t)model->max_positions)
-        return error_set(err, STATUS_INVALID, "%s: case %zu must be an array of 1 to %d token ids (--context allows more)", o->tokens, number,
-                         model->max_positions);
+        return error_set(err, STATUS_INVALID, "%s: case %zu must be an array of 1 to %d token ids (--context allows more)", o->tokens,
+                         number, model->max_positions);
     int *ids = xcalloc(length, sizeof *ids);
     float *hidden = xcalloc(length * width, sizeof *hidden);
     struct sequence_state sequence = {0};
@@ -148,7 +148,8 @@ const struct command logits_command = {
     .name = "logits",
     .arguments = "",
     .summary = "write teacher-forced logits of token ids to a safetensors file (for checking)",
-    .details = "Writes case{i}.logits [T, vocab], padding ids too, and with --drafts, where T > 1 and there is an MTP layer, case{i}.draft_logits [T-1, vocab].",
+    .details = "Writes case{i}.logits [T, vocab], padding ids too, and with --drafts, where T > 1 and there is an MTP layer, "
+               "case{i}.draft_logits [T-1, vocab].",
     .options = options,
     .n_options = sizeof options / sizeof *options,
     .options_bytes = sizeof(struct logits_options),

@@ -14,39 +14,90 @@ static int is_stop(const struct generation *g, int id)
     return 0;
 }
 
-/* Only the last row's logits are needed, so the rows before it go without a head. */
-static enum status prefill(struct model *model, struct sequence_state *sequence, const struct generation *g, float *logits, struct error *err)
+/* How often each id occurs, for the penalties; kept only where one is in use. */
+struct counts {
+    struct token_count *list; /* [n_tokens] room */
+    int *place;               /* [n_tokens] index in list + 1, 0: not there */
+    size_t n;
+};
+
+static int has_penalties(const struct sampler_params *p)
 {
+    return p->repetition_penalty != 1 || p->frequency_penalty != 0 || p->presence_penalty != 0;
+}
+
+static void counts_init(struct counts *counts, const struct generation *g)
+{
+    counts->list = xcalloc((size_t)g->n_tokens, sizeof *counts->list);
+    counts->place = xcalloc((size_t)g->n_tokens, sizeof *counts->place);
+}
+
+static void counts_add(struct counts *counts, int id, int n_tokens, int in_answer)
+{
+    if (!counts->list || id >= n_tokens)
+        return;
+    if (!counts->place[id]) {
+        counts->list[counts->n].id = id;
+        counts->place[id] = (int)++counts->n;
+    }
+    counts->list[counts->place[id] - 1].n_in_answer += (uint32_t)in_answer;
+}
+
+/* One generation under way. */
+struct run {
+    struct model *model;
+    struct sequence_state *sequence;
+    struct generation *g;
+    struct counts counts;
+    float *logits; /* [vocab] of the last row */
+    void *scratch;
+};
+
+/* Only the last row's logits are needed, so the rows before it go without a head. */
+static enum status prefill(struct run *r, struct error *err)
+{
+    const int *prompt = r->g->prompt + r->sequence->length;
+    int n = r->g->n_prompt - r->sequence->length;
     enum status status = STATUS_OK;
-    if (g->n_prompt > 1)
-        status = model_forward(model, &(struct model_input){sequence, g->prompt, g->n_prompt - 1, NULL, NULL}, 1, err);
+    if (n > 1)
+        status = model_forward(r->model, &(struct model_input){r->sequence, prompt, n - 1, NULL, NULL}, 1, err);
     if (!status)
-        status = model_forward(model, &(struct model_input){sequence, g->prompt + g->n_prompt - 1, 1, logits, NULL}, 1, err);
+        status = model_forward(r->model, &(struct model_input){r->sequence, prompt + n - 1, 1, r->logits, NULL}, 1, err);
     return status;
 }
 
-static enum status decode(struct model *model, struct sequence_state *sequence, struct generation *g, float *logits, void *scratch, struct error *err)
+static enum status pick(struct run *r, int *id, struct error *err)
 {
-    int room = sequence->blocks_max * CACHE_BLOCK_POSITIONS - sequence->length + 1;
+    struct sampler_context context = {r->counts.list, r->counts.n, (uint32_t)r->sequence->length};
+    struct sampled_token token;
+    enum status status = sampler_pick(&r->g->sampling, &context, r->logits, r->g->n_tokens, r->scratch, 0, &token, err);
+    *id = token.id;
+    return status;
+}
+
+static enum status decode(struct run *r, struct error *err)
+{
+    struct generation *g = r->g;
+    int room = r->sequence->blocks_max * CACHE_BLOCK_POSITIONS - r->sequence->length + 1, id;
+    int most = g->max_new < room ? g->max_new : room;
     g->end = GENERATION_LENGTH;
-    while (g->n_new < g->max_new && g->n_new < room) {
-        struct sampler_context context = {.position = (uint32_t)sequence->length};
-        struct sampled_token token;
-        enum status status = sampler_pick(&g->sampling, &context, logits, g->n_tokens, scratch, 0, &token, err);
+    while (g->n_new < most) {
+        enum status status = pick(r, &id, err);
         if (status)
             return status;
-        if (is_stop(g, token.id)) {
+        if (is_stop(g, id)) {
             g->end = GENERATION_STOPPED;
-            return STATUS_OK;
+            break;
         }
         g->n_new++;
-        if (g->on_token(g->ctx, token.id)) {
+        counts_add(&r->counts, id, g->n_tokens, 1);
+        if (g->on_token(g->ctx, id)) {
             g->end = GENERATION_ENDED_BY_CALLER;
-            return STATUS_OK;
-        }
-        if (g->n_new == g->max_new || g->n_new == room)
             break;
-        status = model_forward(model, &(struct model_input){sequence, &token.id, 1, logits, NULL}, 1, err);
+        }
+        if (g->n_new == most)
+            break;
+        status = model_forward(r->model, &(struct model_input){r->sequence, &id, 1, r->logits, NULL}, 1, err);
         if (status)
             return status;
     }
@@ -55,19 +106,26 @@ static enum status decode(struct model *model, struct sequence_state *sequence, 
 
 enum status generate(struct model *model, struct sequence_state *sequence, struct generation *g, struct error *err)
 {
-    CHECK(g->n_prompt >= 1 && g->n_tokens >= 1 && g->n_tokens <= model->config->vocab_size);
-    float *logits = xcalloc((size_t)model->config->vocab_size, sizeof *logits);
-    void *scratch = xcalloc(1, sampler_scratch_bytes(g->n_tokens));
+    CHECK(g->n_prompt > sequence->length && g->n_tokens >= 1 && g->n_tokens <= model->config->vocab_size);
+    struct run r = {.model = model, .sequence = sequence, .g = g};
+    r.logits = xcalloc((size_t)model->config->vocab_size, sizeof *r.logits);
+    r.scratch = xcalloc(1, sampler_scratch_bytes(g->n_tokens));
+    if (has_penalties(&g->sampling))
+        counts_init(&r.counts, g);
+    for (int i = 0; i < g->n_prompt; i++)
+        counts_add(&r.counts, g->prompt[i], g->n_tokens, 0);
     struct clock *clock = clock_monotonic();
     uint64_t start = clock_now_ns(clock);
     g->n_new = 0;
-    enum status status = prefill(model, sequence, g, logits, err);
+    enum status status = prefill(&r, err);
     uint64_t first = clock_now_ns(clock);
     if (!status)
-        status = decode(model, sequence, g, logits, scratch, err);
+        status = decode(&r, err);
     g->prefill_ns = first - start;
     g->decode_ns = clock_now_ns(clock) - first;
-    free(scratch);
-    free(logits);
+    free(r.counts.list);
+    free(r.counts.place);
+    free(r.scratch);
+    free(r.logits);
     return status;
 }

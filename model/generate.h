@@ -14,10 +14,10 @@ enum generation_end {
 };
 
 struct generation {
-    /* tokens that the sequence does not hold yet, at positions sequence->length ...; at least one */
+    /* The whole prompt; the first sequence->length tokens of it are in the sequence already, at least one is not. */
     const int *prompt;
     int n_prompt;
-    struct sampler_params sampling; /* penalties need counts, which this loop does not keep: they must be off */
+    struct sampler_params sampling;
     const int *stop_ids;
     int n_stop_ids;
     int n_tokens; /* the tokenizer's size: ids from here on are never chosen */

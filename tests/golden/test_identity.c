@@ -258,7 +258,8 @@ static void same_bytes_however_it_is_run(void **state)
     compare(source, &cases, "exact");
     struct error err;
     char *pack = xasprintf("%s/int4", packs);
-    OK(convert_model(source, pack, &(struct convert_options){.precision = PRECISION_INT4}, &err));
+    struct convert_result result;
+    OK(convert_model(source, pack, &(struct convert_options){.precision = PRECISION_INT4}, &result, &err));
     compare(pack, &cases, "int4");
     free(pack);
     temporary_remove(&packs);
