@@ -77,17 +77,22 @@ static enum status compile(struct text_splitter *splitter, const struct text *ex
     return STATUS_OK;
 }
 
-/* Long runs of every printable character, ended by something else: what makes nested repeats explode. */
+/* Long runs of every printable character, broken off by one that fits nothing: what makes nested repeats explode. All printable characters
+ * follow, or an expression that needs a certain one would be found hopeless before it is tried. */
 static enum status probe(const struct text_splitter *splitter, struct error *err)
 {
     struct split_scratch *scratch = split_scratch_new(splitter);
-    char run[PROBE_RUN_BYTES];
+    char run[PROBE_RUN_BYTES + 128];
+    size_t length = PROBE_RUN_BYTES;
+    run[length++] = 1;
+    for (int c = '\t'; c < 127; c++)
+        run[length++] = (char)c;
+    CHECK(length <= sizeof run);
     enum status status = STATUS_OK;
     for (int c = '\t'; c < 127 && !status; c++) {
-        memset(run, c, sizeof run);
-        run[sizeof run - 1] = 1;
-        for (size_t at = 0; at < sizeof run && !status;)
-            status = text_splitter_next(splitter, scratch, run, sizeof run, at, &at, err);
+        memset(run, c, PROBE_RUN_BYTES);
+        for (size_t at = 0; at < length && !status;)
+            status = text_splitter_next(splitter, scratch, run, length, at, &at, err);
     }
     split_scratch_free(&scratch);
     return status;
