@@ -9,7 +9,7 @@
 
 char *paths_state_dir(void)
 {
-    /* getenv here and in options.c only: these two variables are the platform's, not ours */
+    /* the only getenv of the house: these two variables are the platform's, not ours */
     const char *state = getenv("XDG_STATE_HOME"), *home = getenv("HOME");
     if (state && *state == '/')
         return xasprintf("%s/hearth", state);

@@ -76,9 +76,11 @@ int quantize_int4_exponent(float absmax)
 }
 
 /* Candidate scales of a group are  -w* / d  and  w* / d, where w* is the element of largest magnitude: with the first, w* lands on -8 for d
- * = 8, with the second on 7 for d = 7; a smaller d leaves head room for the others' rounding, a larger d clips w* for a finer step. */
+ * = 8, with the second on 7 for d = 7; a smaller d leaves head room for the others' rounding, a larger d clips w* for a finer step.
+ * Squared error against plain rounding (absmax / 7) on normal weights: these 32 give 0.699, 16 candidates 0.707, 64 give 0.695 at half the speed; a least squares
+ * refit of the best one gives 0.696 at two thirds of the speed. */
 enum { CANDIDATES = 32, PER_SIGN = CANDIDATES / 2 };
-static const float DIVISOR_FIRST = 5.25f, DIVISOR_STEP = 0.25f; /* 5.25 .. 9.0 */
+static const float DIVISOR_FIRST = 6.25f, DIVISOR_STEP = 0.25f; /* 6.25 .. 10.0 */
 
 /* Nearest f16 value, nearest even, in the range of normal f16. Below that the caller asks kernels/formats.h. */
 static inline float round_to_f16(float value)
