@@ -6,6 +6,8 @@ const struct command *const commands[] = {
     &inspect_command,
     &run_command,
     &chat_command,
+    &tokenize_command,
+    &render_command,
     &logits_command,
     NULL,
 };

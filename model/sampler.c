@@ -10,7 +10,6 @@
 enum { FIRST_SELECTION = 64, SELECTION_GROWTH = 8 };
 
 static const double TEMPERATURE_MIN = 1e-6; /* below, score / T leaves nothing but the largest score */
-static const double NOISE_MAX = 23.0;       /* G at the largest u, 1 - 2^-33, is 22.9 */
 
 const struct sampler_params sampler_params_default = {.temperature = 1, .top_p = 1, .repetition_penalty = 1};
 
@@ -48,12 +47,23 @@ size_t sampler_scratch_bytes(int n_tokens)
     return (size_t)n_tokens * (sizeof(double) + sizeof(struct candidate));
 }
 
-double sampler_noise(uint64_t seed, uint32_t position, int id)
+/* The random word of an id at a position; G follows from it. */
+static uint32_t word_of(uint64_t seed, uint32_t position, int id)
 {
     uint32_t counter[4] = {position, (uint32_t)id, 0, 0}, key[2] = {(uint32_t)seed, (uint32_t)(seed >> 32)}, words[4];
     philox4x32(counter, key, words);
-    double u = ((double)words[0] + 0.5) * 0x1p-32;
+    return words[0];
+}
+
+static double noise_of(uint32_t word)
+{
+    double u = ((double)word + 0.5) * 0x1p-32;
     return -f64_log(-f64_log(u));
+}
+
+double sampler_noise(uint64_t seed, uint32_t position, int id)
+{
+    return noise_of(word_of(seed, position, id));
 }
 
 double sampler_log_sum_exp(const double *scores, int n, int best, double temperature)
@@ -205,34 +215,39 @@ struct choice {
     int id;
 };
 
-static void consider(struct choice *choice, double s, int id, const struct sampler_params *p, uint32_t position)
+/* Is G certainly below lead? Spares two logarithms for most ids. G <= -log(1 - u), as -log(u) >= 1 - u; so G < lead once 1 - u >= 2^-bits
+ * for a whole number of bits below lead / log(2). The hundredth outweighs any rounding. */
+static int noise_is_below(uint32_t word, double lead)
 {
-    if (s + NOISE_MAX < choice->value)
-        return;
-    double value = s + sampler_noise(p->seed, position, id);
-    if (value > choice->value || (value == choice->value && id < choice->id))
-        *choice = (struct choice){value, id};
+    double bits = lead * 1.4426950408889634 - 0.01;
+    return bits >= 1 && (bits >= 33 || (uint64_t)~word >= (uint64_t)1 << (32 - (int)(bits < 32 ? bits : 32)));
 }
 
-static int passes_min_p(double s, double top, double min_p)
+static void consider(struct choice *choice, double s, int id, const struct sampler_params *p, uint32_t position)
 {
-    return min_p <= 0 || s == top || f64_exp(s - top) >= min_p;
+    uint32_t word = word_of(p->seed, position, id);
+    if (noise_is_below(word, choice->value - s))
+        return;
+    double value = s + noise_of(word);
+    if (value > choice->value || (value == choice->value && id < choice->id))
+        *choice = (struct choice){value, id};
 }
 
 static int choose(const struct sampler_params *p, uint32_t position, const double *scores, int n, int best, struct candidate *list)
 {
     double top = scores[best] / p->temperature;
+    double least = p->min_p > 0 ? top + f64_log(p->min_p) : -INFINITY; /* s of an id with min_p times the best one's probability */
     struct choice choice = {-INFINITY, -1};
     consider(&choice, top, best, p, position);
     if ((!p->top_k || p->top_k >= n) && p->top_p >= 1) {
         for (int id = 0; id < n; id++)
-            if (id != best && passes_min_p(scores[id] / p->temperature, top, p->min_p))
+            if (id != best && scores[id] / p->temperature >= least)
                 consider(&choice, scores[id] / p->temperature, id, p, position);
         return choice.id;
     }
     int kept = cut_list(list, scores, n, best, p);
     CHECK(kept >= 1 && list[0].id == best);
-    for (int i = 1; i < kept && passes_min_p(list[i].score / p->temperature, top, p->min_p); i++)
+    for (int i = 1; i < kept && list[i].score / p->temperature >= least; i++)
         consider(&choice, list[i].score / p->temperature, list[i].id, p, position);
     return choice.id;
 }
