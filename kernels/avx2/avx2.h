@@ -14,4 +14,9 @@ silu_mul_fn silu_mul_avx2;
 mix_rows_fn mix_rows_avx2;
 axpy_fn axpy_avx2;
 
+/* kernels/probe.h */
+uint64_t probe_read_avx2(const void *data, size_t bytes);
+uint64_t probe_dot_avx2(long rounds);
+uint64_t probe_dot_avx_vnni(long rounds);
+
 #endif

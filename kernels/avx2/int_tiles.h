@@ -4,13 +4,12 @@
  *   lane_sums(format, w, x_even, x_odd, sums8)   the exact integer sums of one group's 8 lanes
  * A block's first 8 lanes are its first group, so a register never meets two scales. */
 
+#include "kernels/lanes/prefetch.h"
+
 enum {
     ROWS_MAX = 4,
     TILE_SUMS_MAX = 4,
-    CHUNK_BLOCKS = 64, /* blocks whose scales are widened together */
-    /* The hardware prefetcher starts again at every row of a tile; two tiles ahead is what kept memory busy (docs/PERFORMANCE.md,
-       "Kernels"). */
-    PREFETCH_TILES = 2,
+    CHUNK_BLOCKS = 64,      /* blocks whose scales are widened together */
     PANEL_BYTES = 16 << 10, /* weights kept in the first cache while all x rows pass over them */
     GROUP_LANES = LANES / 2,
 };
@@ -42,10 +41,10 @@ ALWAYS_INLINE void widen_scales(float scales[ROWS_MAX][2 * CHUNK_BLOCKS], const 
     const int bytes = format == FORMAT_INT4 ? 2 : 4;
     for (int g = 0; g < n; g += 8) {
         __m256i mask = lanes_mask8(n - g);
-        UNROLL for (int r = 0; r < R; r++)
-        {
+#pragma GCC unroll 16
+        for (int r = 0; r < R; r++) {
             const uint8_t *at = o->w_scales + (size_t)r * o->w_scales_stride + (size_t)(begin + g) * (size_t)bytes;
-            _mm_prefetch((const char *)at + (size_t)(PREFETCH_TILES * R) * o->w_scales_stride, _MM_HINT_T0);
+            _mm_prefetch((const char *)at + prefetch_scales_distance(o->w_scales_stride, R), _MM_HINT_T0);
             __m256 v = format == FORMAT_INT4 ? widen_f16(at, n - g) : _mm256_maskload_ps((const float *)at, mask);
             if (S == 1)
                 v = _mm256_mul_ps(v, _mm256_maskload_ps(o->x_scales + begin + g, mask));
@@ -75,23 +74,25 @@ ALWAYS_INLINE void tile_sums(float *sums, const struct operands *o, const enum w
     const size_t block_bytes = format == FORMAT_INT4 ? GROUP_ELEMENTS : BLOCK_ELEMENTS;
     const size_t blocks = (size_t)o->n_blocks;
     _Alignas(32) float scales[ROWS_MAX][2 * CHUNK_BLOCKS];
+    struct prefetch ahead = prefetch_start(o->w_stride, R);
     __m256 acc[TILE_SUMS_MAX][2];
-    UNROLL for (int k = 0; k < R * S; k++) acc[k][0] = acc[k][1] = _mm256_setzero_ps();
+#pragma GCC unroll 16
+    for (int k = 0; k < R * S; k++)
+        acc[k][0] = acc[k][1] = _mm256_setzero_ps();
     for (int begin = 0; begin < o->n_blocks; begin += CHUNK_BLOCKS) {
         int end = begin + CHUNK_BLOCKS < o->n_blocks ? begin + CHUNK_BLOCKS : o->n_blocks;
         widen_scales(scales, o, 2 * begin, 2 * (end - begin), format, R, S);
-        for (int b = begin; b < end; b++)
-            UNROLL for (int r = 0; r < R; r++)
-            {
+        for (int b = begin; b < end; b++) {
+            prefetch_step(&ahead, o->w, block_bytes, R);
+#pragma GCC unroll 16
+            for (int r = 0; r < R; r++) {
                 const uint8_t *block = o->w + (size_t)r * o->w_stride + (size_t)b * block_bytes;
-                for (size_t line = 0; line < block_bytes; line += 64)
-                    _mm_prefetch((const char *)block + (size_t)(PREFETCH_TILES * R) * o->w_stride + line, _MM_HINT_T0);
-                UNROLL for (int half = 0; half < 2; half++)
-                {
+#pragma GCC unroll 16
+                for (int half = 0; half < 2; half++) {
                     struct group w = load_group(block, half, format);
                     __m256 w_scale = _mm256_broadcast_ss(scales[r] + 2 * (b - begin) + half);
-                    UNROLL for (int s = 0; s < S; s++)
-                    {
+#pragma GCC unroll 16
+                    for (int s = 0; s < S; s++) {
                         const size_t at = (size_t)s * blocks + (size_t)b;
                         const int8_t *x = o->x + at * BLOCK_ELEMENTS + 32 * half;
                         __m256i isum = lane_sums(format, w, _mm256_loadu_si256((const __m256i *)x),
@@ -102,9 +103,12 @@ ALWAYS_INLINE void tile_sums(float *sums, const struct operands *o, const enum w
                     }
                 }
             }
+        }
     }
     struct lanes t[4];
-    UNROLL for (int k = 0; k < 4; k++) t[k] = (struct lanes){acc[k < R * S ? k : 0][0], acc[k < R * S ? k : 0][1]};
+#pragma GCC unroll 16
+    for (int k = 0; k < 4; k++)
+        t[k] = (struct lanes){acc[k < R * S ? k : 0][0], acc[k < R * S ? k : 0][1]};
     _mm_storeu_ps(sums, lanes_tree4(t[0], t[1], t[2], t[3]));
 }
 

@@ -10,7 +10,6 @@
 #include "kernels/float_math.h"
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
-#define UNROLL _Pragma("GCC unroll 16")
 
 struct lanes {
     __m256 lo, hi; /* lanes 0-7, 8-15 */

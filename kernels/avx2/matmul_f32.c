@@ -4,7 +4,7 @@
 #include "kernels/avx2/lanes.h"
 
 #define VARIANT(name) name##_avx2
-#define ROWS_S1 4
+#define ROWS_S1 1
 #define ROWS_S2 2
 #define ROWS_S4 0
 #include "kernels/lanes/matmul_f32.h"

@@ -7,7 +7,7 @@ struct group;
 ALWAYS_INLINE __m256i lane_sums(enum weight_format format, struct group w, __m256i x_even, __m256i x_odd, __m256i sums8);
 
 #define VARIANT(name) name##_avx_vnni
-#define ROWS_S1 4
+#define ROWS_S1 1
 #define ROWS_S2 2
 #define ROWS_S4 1
 #include "kernels/avx2/int_tiles.h"

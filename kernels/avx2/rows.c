@@ -12,8 +12,8 @@ ALWAYS_INLINE void quantize_group(const float *x, int8_t *even, int8_t *odd, flo
 {
     const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
     struct lanes largest = lanes_set1(0.0f);
-    UNROLL for (int i = 0; i < GROUP_ELEMENTS; i += LANES)
-    {
+#pragma GCC unroll 16
+    for (int i = 0; i < GROUP_ELEMENTS; i += LANES) {
         struct lanes v = lanes_load(x + i);
         largest = lanes_max((struct lanes){_mm256_and_ps(v.lo, magnitude), _mm256_and_ps(v.hi, magnitude)}, largest);
     }
@@ -23,14 +23,15 @@ ALWAYS_INLINE void quantize_group(const float *x, int8_t *even, int8_t *odd, flo
     /* cvtps rounds to nearest even, as rintf does. Packing works within 128 bits: 16-bit values come out as elements 0-3 8-11 | 4-7 12-15
      * of each 16. */
     __m256i words[4];
-    UNROLL for (int i = 0; i < 4; i++) words[i] =
-        _mm256_permute4x64_epi64(_mm256_packs_epi32(_mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 16 * i), inverse)),
-                                                    _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 16 * i + 8), inverse))),
-                                 0xd8);
+#pragma GCC unroll 16
+    for (int i = 0; i < 4; i++)
+        words[i] = _mm256_permute4x64_epi64(_mm256_packs_epi32(_mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 16 * i), inverse)),
+                                                               _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 16 * i + 8), inverse))),
+                                            0xd8);
     /* Each 32-bit element is an even, then an odd value: shifts pick one, two more packs make bytes of them. */
     __m256i half[2][2];
-    UNROLL for (int i = 0; i < 2; i++)
-    {
+#pragma GCC unroll 16
+    for (int i = 0; i < 2; i++) {
         half[0][i] = _mm256_packs_epi32(_mm256_srai_epi32(_mm256_slli_epi32(words[2 * i], 16), 16),
                                         _mm256_srai_epi32(_mm256_slli_epi32(words[2 * i + 1], 16), 16));
         half[1][i] = _mm256_packs_epi32(_mm256_srai_epi32(words[2 * i], 16), _mm256_srai_epi32(words[2 * i + 1], 16));
@@ -45,8 +46,8 @@ static void quantize_block(const float *x, int8_t *values, float *scales, int32_
     quantize_group(x, values, values + GROUP_ELEMENTS, scales);
     quantize_group(x + GROUP_ELEMENTS, values + GROUP_ELEMENTS / 2, values + GROUP_ELEMENTS + GROUP_ELEMENTS / 2, scales + 1);
     const __m256i eight = _mm256_set1_epi8(8), minus = _mm256_set1_epi16(-1);
-    UNROLL for (int half = 0; half < 2; half++)
-    {
+#pragma GCC unroll 16
+    for (int half = 0; half < 2; half++) {
         __m256i even = _mm256_loadu_si256((const __m256i *)(values + 32 * half));
         __m256i odd = _mm256_loadu_si256((const __m256i *)(values + GROUP_ELEMENTS + 32 * half));
         __m256i pairs = _mm256_add_epi16(_mm256_maddubs_epi16(eight, even), _mm256_maddubs_epi16(eight, odd));

@@ -13,4 +13,8 @@ silu_mul_fn silu_mul_avx512;
 mix_rows_fn mix_rows_avx512;
 axpy_fn axpy_avx512;
 
+/* kernels/probe.h */
+uint64_t probe_read_avx512(const void *data, size_t bytes);
+uint64_t probe_dot_avx512(long rounds);
+
 #endif

@@ -9,7 +9,6 @@
 #include "kernels/float_math.h"
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
-#define UNROLL _Pragma("GCC unroll 16")
 
 struct lanes {
     __m512 all;

@@ -3,14 +3,12 @@
  * exact integer of the contract. */
 #include "kernels/avx512/avx512.h"
 #include "kernels/avx512/lanes.h"
+#include "kernels/lanes/prefetch.h"
 
 enum {
     ROWS_MAX = 4,
-    TILE_SUMS_MAX = 16, /* accumulators of the largest tile: half the registers, the other half holds one block of weights and x */
-    CHUNK_BLOCKS = 64,  /* blocks whose scales are widened together */
-    /* The hardware prefetcher starts again at every row of a tile; two tiles ahead is what kept memory busy (docs/PERFORMANCE.md,
-       "Kernels"). */
-    PREFETCH_TILES = 2,
+    TILE_SUMS_MAX = 16,     /* accumulators of the largest tile: half the registers, the other half holds one block of weights and x */
+    CHUNK_BLOCKS = 64,      /* blocks whose scales are widened together */
     PANEL_BYTES = 32 << 10, /* weights kept in the first cache while all x rows pass over them */
 };
 
@@ -39,10 +37,10 @@ ALWAYS_INLINE void widen_scales(float scales[ROWS_MAX][2 * CHUNK_BLOCKS], const 
     const int bytes = format == FORMAT_INT4 ? 2 : 4;
     for (int g = 0; g < n; g += LANES) {
         __mmask16 mask = lanes_mask(n - g);
-        UNROLL for (int r = 0; r < R; r++)
-        {
+#pragma GCC unroll 16
+        for (int r = 0; r < R; r++) {
             const uint8_t *at = o->w_scales + (size_t)r * o->w_scales_stride + (size_t)(begin + g) * (size_t)bytes;
-            _mm_prefetch((const char *)at + (size_t)(PREFETCH_TILES * R) * o->w_scales_stride, _MM_HINT_T0);
+            _mm_prefetch((const char *)at + prefetch_scales_distance(o->w_scales_stride, R), _MM_HINT_T0);
             __m512 v = format == FORMAT_INT4 ? _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, at)) : _mm512_maskz_loadu_ps(mask, at);
             if (S == 1)
                 v = _mm512_mul_ps(v, _mm512_maskz_loadu_ps(mask, o->x_scales + begin + g));
@@ -73,24 +71,26 @@ ALWAYS_INLINE void tile_sums(float *sums, const struct operands *o, const enum w
     const size_t block_bytes = format == FORMAT_INT4 ? GROUP_ELEMENTS : BLOCK_ELEMENTS;
     const size_t blocks = (size_t)o->n_blocks;
     _Alignas(64) float scales[ROWS_MAX][2 * CHUNK_BLOCKS];
+    struct prefetch ahead = prefetch_start(o->w_stride, R);
     struct lanes acc[TILE_SUMS_MAX];
-    UNROLL for (int k = 0; k < R * S; k++) acc[k] = lanes_set1(0.0f);
+#pragma GCC unroll 16
+    for (int k = 0; k < R * S; k++)
+        acc[k] = lanes_set1(0.0f);
     for (int begin = 0; begin < o->n_blocks; begin += CHUNK_BLOCKS) {
         int end = begin + CHUNK_BLOCKS < o->n_blocks ? begin + CHUNK_BLOCKS : o->n_blocks;
         widen_scales(scales, o, 2 * begin, 2 * (end - begin), format, R, S);
         for (int b = begin; b < end; b++) {
+            prefetch_step(&ahead, o->w, block_bytes, R);
             struct block w[ROWS_MAX];
             __m512 w_scale[ROWS_MAX];
-            UNROLL for (int r = 0; r < R; r++)
-            {
+#pragma GCC unroll 16
+            for (int r = 0; r < R; r++) {
                 const uint8_t *at = o->w + (size_t)r * o->w_stride + (size_t)b * block_bytes;
-                for (size_t line = 0; line < block_bytes; line += 64)
-                    _mm_prefetch((const char *)at + (size_t)(PREFETCH_TILES * R) * o->w_stride + line, _MM_HINT_T0);
                 w[r] = load_block(at, format);
                 w_scale[r] = spread_pair(scales[r] + 2 * (b - begin));
             }
-            UNROLL for (int s = 0; s < S; s++)
-            {
+#pragma GCC unroll 16
+            for (int s = 0; s < S; s++) {
                 const size_t at = (size_t)s * blocks + (size_t)b;
                 __m512i even = _mm512_loadu_si512(o->x + at * BLOCK_ELEMENTS);
                 __m512i odd = _mm512_loadu_si512(o->x + at * BLOCK_ELEMENTS + GROUP_ELEMENTS);
@@ -98,8 +98,8 @@ ALWAYS_INLINE void tile_sums(float *sums, const struct operands *o, const enum w
                 if (format == FORMAT_INT8)
                     start = _mm512_slli_epi32(start, 4);
                 __m512 x_scale = S == 1 ? _mm512_setzero_ps() : spread_pair(o->x_scales + 2 * at);
-                UNROLL for (int r = 0; r < R; r++)
-                {
+#pragma GCC unroll 16
+                for (int r = 0; r < R; r++) {
                     __m512i isum = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(start, w[r].even, even), w[r].odd, odd);
                     __m512 scale = S == 1 ? w_scale[r] : _mm512_mul_ps(w_scale[r], x_scale);
                     acc[s * R + r].all = _mm512_fmadd_ps(_mm512_cvtepi32_ps(isum), scale, acc[s * R + r].all);
@@ -107,8 +107,10 @@ ALWAYS_INLINE void tile_sums(float *sums, const struct operands *o, const enum w
             }
         }
     }
-    UNROLL for (int k = 0; k < R * S; k += 4) _mm_storeu_ps(
-        sums + k, lanes_tree4(acc[k], acc[k + 1 < R * S ? k + 1 : k], acc[k + 2 < R * S ? k + 2 : k], acc[k + 3 < R * S ? k + 3 : k]));
+#pragma GCC unroll 16
+    for (int k = 0; k < R * S; k += 4)
+        _mm_storeu_ps(sums + k,
+                      lanes_tree4(acc[k], acc[k + 1 < R * S ? k + 1 : k], acc[k + 2 < R * S ? k + 2 : k], acc[k + 3 < R * S ? k + 3 : k]));
 }
 
 /* Rows [begin, end) by x rows [s, s + S), R rows at a time. */
@@ -142,14 +144,12 @@ ALWAYS_INLINE void matmul(const struct matmul_args *a, const enum weight_format 
     const int panel = PANEL_BYTES / row_bytes > 4 ? (int)(PANEL_BYTES / row_bytes) / 4 * 4 : 4;
     for (int begin = a->row_begin; begin < a->row_end; begin += panel) {
         int end = begin + panel < a->row_end ? begin + panel : a->row_end, s = 0;
-        for (; s + 8 <= a->n_x; s += 8)
-            rows_by(a, begin, end, s, format, 2, 8);
         for (; s + 4 <= a->n_x; s += 4)
             rows_by(a, begin, end, s, format, 4, 4);
         for (; s + 2 <= a->n_x; s += 2)
             rows_by(a, begin, end, s, format, 4, 2);
         if (s < a->n_x)
-            rows_by(a, begin, end, s, format, 4, 1);
+            rows_by(a, begin, end, s, format, 1, 1);
     }
 }
 

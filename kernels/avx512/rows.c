@@ -17,7 +17,9 @@ ALWAYS_INLINE void quantize_group(const float *x, int8_t *even, int8_t *odd, flo
     *scale = absmax < 0x1p-100f ? 0.0f : absmax / 127.0f;
     const __m512 inverse = _mm512_set1_ps(absmax < 0x1p-100f ? 0.0f : 127.0f / absmax);
     __m128i q[4]; /* cvtps rounds to nearest even, as rintf does */
-    UNROLL for (int i = 0; i < 4; i++) q[i] = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(v[i], inverse)));
+#pragma GCC unroll 16
+    for (int i = 0; i < 4; i++)
+        q[i] = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(v[i], inverse)));
     __m512i pairs = _mm512_inserti32x4(_mm512_inserti32x4(_mm512_inserti32x4(_mm512_castsi128_si512(q[0]), q[1], 1), q[2], 2), q[3], 3);
     _mm256_storeu_si256((__m256i *)even, _mm512_cvtepi16_epi8(pairs));
     _mm256_storeu_si256((__m256i *)odd, _mm512_cvtepi16_epi8(_mm512_srli_epi16(pairs, 8)));

@@ -3,11 +3,10 @@
  *   ROWS_S1, ROWS_S2, ROWS_S4   rows of a tile of 1, 2, 4 x rows (0: no such tile); rows * x rows accumulators stay in registers
  * and then this file. */
 
+#include "kernels/lanes/prefetch.h"
+
 enum {
-    TILE_SUMS_MAX = 16, /* accumulators of the largest tile */
-    /* The hardware prefetcher starts again at every row of a tile; two tiles ahead is what kept memory busy (docs/PERFORMANCE.md,
-       "Kernels"). */
-    PREFETCH_TILES = 2,
+    TILE_SUMS_MAX = 16,     /* accumulators of the largest tile */
     PANEL_BYTES = 16 << 10, /* weights kept in the first cache while all x rows pass over them */
 };
 
@@ -28,30 +27,42 @@ ALWAYS_INLINE void tile(const struct matmul_args *a, int row, int s, const enum 
     const size_t row_bytes = (size_t)cols * (format == FORMAT_F32 ? 4 : 2);
     const char *w = (const char *)a->m->data + (size_t)row * row_bytes;
     const float *x = a->x + (size_t)s * a->x_stride;
+    struct prefetch ahead = prefetch_start(row_bytes, R);
     struct lanes acc[TILE_SUMS_MAX];
-    UNROLL for (int k = 0; k < R * S; k++) acc[k] = lanes_set1(0.0f);
+#pragma GCC unroll 16
+    for (int k = 0; k < R * S; k++)
+        acc[k] = lanes_set1(0.0f);
     for (int i = 0; i < whole; i += LANES) {
+        prefetch_step(&ahead, w, LANES * (format == FORMAT_F32 ? 4 : 2), R);
         struct lanes xs[4];
-        UNROLL for (int k = 0; k < S; k++) xs[k] = lanes_load(x + (size_t)k * a->x_stride + i);
-        UNROLL for (int r = 0; r < R; r++)
-        {
+#pragma GCC unroll 16
+        for (int k = 0; k < S; k++)
+            xs[k] = lanes_load(x + (size_t)k * a->x_stride + i);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; r++) {
             const char *at = w + (size_t)r * row_bytes;
-            _mm_prefetch(at + (size_t)(PREFETCH_TILES * R) * row_bytes + (size_t)i * (format == FORMAT_F32 ? 4 : 2), _MM_HINT_T0);
             struct lanes ws = load_weights(at, i, format);
-            UNROLL for (int k = 0; k < S; k++) acc[k * R + r] = lanes_fma(ws, xs[k], acc[k * R + r]);
+#pragma GCC unroll 16
+            for (int k = 0; k < S; k++)
+                acc[k * R + r] = lanes_fma(ws, xs[k], acc[k * R + r]);
         }
     }
     if (whole < cols)
-        UNROLL for (int r = 0; r < R; r++)
-        {
+#pragma GCC unroll 16
+        for (int r = 0; r < R; r++) {
             struct lanes ws = load_weights_first(w + (size_t)r * row_bytes, whole, cols - whole, format);
-            UNROLL for (int k = 0; k < S; k++) acc[k * R + r] =
-                lanes_fma(ws, lanes_load_first(x + (size_t)k * a->x_stride + whole, cols - whole), acc[k * R + r]);
+#pragma GCC unroll 16
+            for (int k = 0; k < S; k++)
+                acc[k * R + r] = lanes_fma(ws, lanes_load_first(x + (size_t)k * a->x_stride + whole, cols - whole), acc[k * R + r]);
         }
     float sums[TILE_SUMS_MAX];
-    UNROLL for (int k = 0; k < R * S; k += 4) _mm_storeu_ps(
-        sums + k, lanes_tree4(acc[k], acc[k + 1 < R * S ? k + 1 : k], acc[k + 2 < R * S ? k + 2 : k], acc[k + 3 < R * S ? k + 3 : k]));
-    UNROLL for (int k = 0; k < R * S; k++) a->out[(size_t)(s + k / R) * a->out_stride + (size_t)(row + k % R)] = sums[k];
+#pragma GCC unroll 16
+    for (int k = 0; k < R * S; k += 4)
+        _mm_storeu_ps(sums + k,
+                      lanes_tree4(acc[k], acc[k + 1 < R * S ? k + 1 : k], acc[k + 2 < R * S ? k + 2 : k], acc[k + 3 < R * S ? k + 3 : k]));
+#pragma GCC unroll 16
+    for (int k = 0; k < R * S; k++)
+        a->out[(size_t)(s + k / R) * a->out_stride + (size_t)(row + k % R)] = sums[k];
 }
 
 ALWAYS_INLINE void rows_by(const struct matmul_args *a, int begin, int end, int s, const enum weight_format format, const int R,

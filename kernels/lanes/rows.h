@@ -140,19 +140,29 @@ ALWAYS_INLINE void mix_tile(const struct mix *m, int head, int j, int begin, int
     struct lanes acc[MIX_HEADS][MIX_LANES];
     float *out = m->out + (size_t)head * m->out_stride + j;
     const float *p = m->p + (size_t)head * m->p_stride;
-    UNROLL for (int h = 0; h < H; h++) UNROLL for (int k = 0; k < J; k++) acc[h][k] =
-        begin ? lanes_load(out + (size_t)h * m->out_stride + k * LANES) : lanes_set1(0.0f);
+#pragma GCC unroll 16
+    for (int h = 0; h < H; h++)
+#pragma GCC unroll 16
+        for (int k = 0; k < J; k++)
+            acc[h][k] = begin ? lanes_load(out + (size_t)h * m->out_stride + k * LANES) : lanes_set1(0.0f);
     for (int r = begin; r < end; r++) {
         struct lanes row[MIX_LANES];
-        UNROLL for (int k = 0; k < J; k++) row[k] = lanes_load(m->rows[r] + j + k * LANES);
-        UNROLL for (int h = 0; h < H; h++)
-        {
+#pragma GCC unroll 16
+        for (int k = 0; k < J; k++)
+            row[k] = lanes_load(m->rows[r] + j + k * LANES);
+#pragma GCC unroll 16
+        for (int h = 0; h < H; h++) {
             struct lanes weight = lanes_set1(p[(size_t)h * m->p_stride + (size_t)r]);
-            UNROLL for (int k = 0; k < J; k++) acc[h][k] = lanes_fma(weight, row[k], acc[h][k]);
+#pragma GCC unroll 16
+            for (int k = 0; k < J; k++)
+                acc[h][k] = lanes_fma(weight, row[k], acc[h][k]);
         }
     }
-    UNROLL for (int h = 0; h < H; h++) UNROLL for (int k = 0; k < J; k++)
-        lanes_store(out + (size_t)h * m->out_stride + k * LANES, acc[h][k]);
+#pragma GCC unroll 16
+    for (int h = 0; h < H; h++)
+#pragma GCC unroll 16
+        for (int k = 0; k < J; k++)
+            lanes_store(out + (size_t)h * m->out_stride + k * LANES, acc[h][k]);
 }
 
 /* The last columns, fewer than 16, of one head. */
