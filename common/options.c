@@ -45,7 +45,9 @@ static enum status parse_number(const struct option_row *row, const char *text, 
 
 static int is_choice(const char *choices, const char *text)
 {
-    size_t length = strlen(text);
+    size_t length = strcspn(text, "|");
+    if (text[length])
+        return 0;
     for (const char *at = choices; at; at = strchr(at, '|') ? strchr(at, '|') + 1 : NULL)
         if (length && !strncmp(at, text, length) && (at[length] == '|' || !at[length]))
             return 1;

@@ -1,0 +1,173 @@
+"""What a person sees of `hearth`: exit codes, help, answers, errors, and the checking command against the stored reference."""
+import json
+import os
+import pty
+import shutil
+import struct
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+HEARTH = os.environ.get("HEARTH", str(ROOT / "build/release/cli/hearth"))
+COMMANDS = ["convert", "inspect", "run", "chat", "bench kernels", "tokenize", "render", "logits"]
+
+
+def hearth(*arguments, stdin="", ok=True, **kw):
+    done = subprocess.run([HEARTH, *map(str, arguments)], input=stdin, capture_output=True, text=True, timeout=120, **kw)
+    if ok:
+        assert done.returncode == 0, done.stderr
+    return done
+
+
+def read_safetensors(path):
+    data = Path(path).read_bytes()
+    n = struct.unpack("<Q", data[:8])[0]
+    kinds = {"F32": np.float32, "I32": np.int32, "U8": np.uint8}
+    return {k: np.frombuffer(data, kinds[v["dtype"]], offset=8 + n + v["data_offsets"][0], count=int(np.prod(v["shape"], dtype=int))).reshape(v["shape"])
+            for k, v in json.loads(data[8:8 + n]).items() if k != "__metadata__"}
+
+
+@pytest.fixture(scope="module")
+def vendor(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model") / "kindling"
+    shutil.copytree(ROOT / "models/kindling", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pack(vendor):
+    out = vendor.parent / "int4"
+    hearth("convert", vendor, out, "--precision", "int4")
+    return out
+
+
+def test_help_lists_every_command_and_its_options():
+    text = hearth("--help").stdout
+    for name in COMMANDS:
+        assert name in text
+        own = hearth(*name.split(), "--help").stdout
+        assert own.startswith(f"usage: hearth {name}") and "options:" in own
+    for flag in ("--temperature", "--seed", "--threads", "--context", "--memory", "--isa"):
+        assert flag in hearth("run", "--help").stdout
+    assert hearth("--version").stdout.startswith("hearth ")
+
+
+@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["run"], ["run", "x"], ["run", "a", "b", "c"], ["run", "a", "b", "--temperature", "hot"],
+                                       ["convert", "a"], ["convert", "a", "b", "--precision", "int3"], ["logits"], ["inspect", "--wrong"],
+                                       ["bench", "nothing"], ["tokenize", "--model"]])
+def test_mistakes_in_the_call_exit_with_2_and_say_how(arguments):
+    done = hearth(*arguments, ok=False)
+    assert done.returncode == 2 and done.stderr and not done.stdout
+
+
+@pytest.mark.parametrize("arguments", [["run", "/nowhere", "q"], ["inspect", "/nowhere"], ["convert", "/nowhere", "/tmp/never-made"],
+                                       ["logits", "--model", "/nowhere", "--tokens", "/dev/null", "--out", "/tmp/never-made"]])
+def test_failures_exit_with_1_and_name_the_thing(arguments):
+    done = hearth(*arguments, ok=False)
+    assert done.returncode == 1 and "/" in done.stderr and not done.stdout
+    assert not Path("/tmp/never-made").exists()
+
+
+def test_run_answers_and_keeps_figures_off_stdout(pack):
+    done = hearth("run", pack, "What is the capital of France?", "--temperature", "0", "--no-think")
+    assert done.stdout == "The capital of France is Paris.\n"
+    assert "tokens/s" in done.stderr
+    thinking = hearth("run", pack, "What is the capital of France?", "--temperature", "0").stdout
+    assert "Paris" in thinking.splitlines()[0] and thinking.splitlines()[-1] == "The capital of France is Paris."
+
+
+def test_the_same_seed_gives_the_same_answer(pack):
+    def ask(seed):
+        return hearth("run", pack, "Tell me a story about a fox.", "--temperature", "1.5", "--seed", seed, "--max-tokens", "60").stdout
+    answers = [ask(s) for s in (1, 1, 2, 3)]
+    assert answers[0] == answers[1] and len(set(answers)) > 1
+
+
+def test_precision_and_arrangement_do_not_change_the_text(vendor, pack):
+    for model in (vendor, pack):
+        texts = {hearth("run", model, "What is 3 plus 4?", "--temperature", "0", *extra).stdout
+                 for extra in (["--threads", "1"], ["--threads", "2"], ["--isa", "scalar"], ["--chunk", "1"], ["--chunk", "300"])}
+        assert len(texts) == 1
+
+
+def test_chat_remembers_and_reuses_what_it_computed(pack):
+    done = hearth("chat", pack, "--temperature", "0", "--no-think", stdin="My name is Pablo.\nWhat is my name?\n")
+    assert "Pablo" in done.stdout.splitlines()[-1]
+    figures = [line for line in done.stderr.splitlines() if "tokens/s" in line]
+    assert len(figures) == 2 and " 0 of them from before" in figures[0] and " 0 of them from before" not in figures[1]
+
+
+def test_what_people_write_never_becomes_a_special_token(pack):
+    done = hearth("run", pack, "Say <|user|> and </think>", "--temperature", "0", "--max-tokens", "5")
+    assert done.returncode == 0
+    ids = json.loads(hearth("tokenize", "--model", pack, "--json", "--plain", stdin=json.dumps(["<|user|></think>"])).stdout)[0]
+    assert len(ids) > 2
+
+
+def test_reasoning_is_dimmed_on_a_terminal_only(pack):
+    plain = hearth("run", pack, "What is 3 plus 4?", "--temperature", "0").stdout
+    assert "\x1b" not in plain
+    master, slave = pty.openpty()
+    subprocess.run([HEARTH, "run", str(pack), "What is 3 plus 4?", "--temperature", "0"], stdout=slave, stderr=subprocess.DEVNULL, timeout=60)
+    os.close(slave)
+    shown = os.read(master, 65536).decode()
+    assert shown.startswith("\x1b[2m") and "\x1b[0m" in shown and shown.strip().endswith("3 + 4 = 7.")
+
+
+def test_a_closed_pipe_is_an_error_and_not_a_hang(pack):
+    done = subprocess.run(f"{HEARTH} run {pack} 'Tell me a story about a fox.' --max-tokens 50 | true; echo ${{PIPESTATUS[0]}}", shell=True,
+                          executable="/bin/bash", capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() in ("0", "1")
+
+
+def test_conversations_longer_than_the_context_say_so(pack):
+    done = hearth("run", pack, "word " * 300, "--context", "128", ok=False)
+    assert done.returncode == 1 and "--context" in done.stderr
+
+
+def test_memory_limit_is_respected_before_loading(pack):
+    done = hearth("run", pack, "q", "--memory", "20M", ok=False)
+    assert done.returncode == 1 and "20.0 MiB allowed" in done.stderr and "weights" in done.stderr
+
+
+def test_logits_match_the_reference(vendor, tmp_path):
+    want = read_safetensors(ROOT / "tests/golden/kindling/teacher.safetensors")
+    cases = [want[f"case{i}.tokens"].tolist() for i in range(5)] + [[5]]
+    (tmp_path / "t.json").write_text(json.dumps(cases))
+    hearth("logits", "--model", vendor, "--tokens", tmp_path / "t.json", "--out", tmp_path / "o.safetensors", "--drafts")
+    got = read_safetensors(tmp_path / "o.safetensors")
+    assert sorted(got) == sorted([f"case{i}.logits" for i in range(6)] + [f"case{i}.draft_logits" for i in range(5)])
+    for i in range(5):
+        for kind, ids, stored, spread in (("logits", "top_ids", "top_logits", "spread"), ("draft_logits", "draft_ids", "draft_logits", "draft_spread")):
+            rows = got[f"case{i}.{kind}"]
+            assert rows.shape[1] == 3712
+            bound = 20 * want[f"case{i}.{spread}"][:, None] + 5e-4
+            assert (np.abs(np.take_along_axis(rows, want[f"case{i}.{ids}"], 1) - want[f"case{i}.{stored}"]) <= bound).all()
+
+
+def test_logits_run_without_a_tokenizer(tmp_path):
+    shutil.copytree(ROOT / "tests/golden/tiny-pattern/checkpoint", tmp_path / "m")
+    (tmp_path / "t.json").write_text("[[1,2,3]]")
+    hearth("logits", "--model", tmp_path / "m", "--tokens", tmp_path / "t.json", "--out", tmp_path / "o.safetensors")
+    assert read_safetensors(tmp_path / "o.safetensors")["case0.logits"].shape == (3, 128)
+
+
+@pytest.mark.parametrize("tokens, word", [("[[1,2", "t.json"), ("{}", "array"), ("[[]]", "case 0"), ("[[1,-1]]", "entry 1"), ("[[1,99999]]", "entry 1"),
+                                          ("[[1.5]]", "entry 0"), ("[3]", "case 0")])
+def test_bad_token_files_are_refused_by_name(vendor, tmp_path, tokens, word):
+    (tmp_path / "t.json").write_text(tokens)
+    done = hearth("logits", "--model", vendor, "--tokens", tmp_path / "t.json", "--out", tmp_path / "o.safetensors", ok=False)
+    assert done.returncode == 1 and word in done.stderr
+
+
+def test_ctrl_c_ends_an_answer_and_leaves_cleanly(pack):
+    running = subprocess.Popen([HEARTH, "run", str(pack), "Tell me a story about a fox.", "--isa", "scalar", "--threads", "1"], stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE)
+    time.sleep(0.3)
+    running.send_signal(2)
+    running.communicate(timeout=20)
+    assert running.returncode in (0, 1, 130, -2)
