@@ -89,14 +89,6 @@ void matrix_row_to_f32(const struct matrix *m, int row, float *out)
     }
 }
 
-float bf16_to_f32(uint16_t bits)
-{
-    uint32_t wide = (uint32_t)bits << 16;
-    float value;
-    memcpy(&value, &wide, 4);
-    return value;
-}
-
 uint16_t f32_to_bf16(float value)
 {
     uint32_t bits;

@@ -11,6 +11,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 enum weight_format { FORMAT_F32, FORMAT_BF16, FORMAT_INT8, FORMAT_INT4, N_WEIGHT_FORMATS };
 
@@ -57,7 +58,14 @@ static inline int blocks_of(int cols)
     return (cols + BLOCK_ELEMENTS - 1) / BLOCK_ELEMENTS;
 }
 
-float bf16_to_f32(uint16_t bits);
+static inline float bf16_to_f32(uint16_t bits)
+{
+    uint32_t wide = (uint32_t)bits << 16;
+    float value;
+    memcpy(&value, &wide, 4);
+    return value;
+}
+
 uint16_t f32_to_bf16(float value); /* round to nearest even */
 float f16_to_f32(uint16_t bits);
 uint16_t f32_to_f16(float value); /* round to nearest even, overflow to infinity */

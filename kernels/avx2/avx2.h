@@ -12,7 +12,6 @@ layer_norm_fn layer_norm_avx2;
 softmax_fn softmax_avx2;
 silu_mul_fn silu_mul_avx2;
 mix_rows_fn mix_rows_avx2;
-axpy_fn axpy_avx2;
 
 /* kernels/probe.h */
 uint64_t probe_read_avx2(const void *data, size_t bytes);

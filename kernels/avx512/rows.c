@@ -7,6 +7,13 @@
 #define MIX_LANES 4
 #include "kernels/lanes/rows.h"
 
+void axpy_avx512(float *acc, float w, const float *x, int n)
+{
+    struct lanes k = lanes_set1(w);
+    OVER_LANES(i, n, lanes_store(acc + i, lanes_fma(k, lanes_load(x + i), lanes_load(acc + i))),
+               lanes_store_first(acc + i, lanes_fma(k, lanes_load_first(x + i, n - i), lanes_load_first(acc + i, n - i)), n - i));
+}
+
 /* One group of 64: returns its even elements in the low 32 bytes' order of the format, odd ones behind. */
 ALWAYS_INLINE void quantize_group(const float *x, int8_t *even, int8_t *odd, float *scale)
 {

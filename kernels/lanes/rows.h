@@ -117,13 +117,6 @@ void VARIANT(silu_mul)(float *out, const float *gate, const float *up, int n)
                lanes_store_first(out + i, silu_mul_lanes(lanes_load_first(gate + i, n - i), lanes_load_first(up + i, n - i)), n - i));
 }
 
-void VARIANT(axpy)(float *acc, float w, const float *x, int n)
-{
-    struct lanes k = lanes_set1(w);
-    OVER_LANES(i, n, lanes_store(acc + i, lanes_fma(k, lanes_load(x + i), lanes_load(acc + i))),
-               lanes_store_first(acc + i, lanes_fma(k, lanes_load_first(x + i, n - i), lanes_load_first(acc + i, n - i)), n - i));
-}
-
 /* What one call of mix_rows reads, so that its tiles stay short. */
 struct mix {
     float *out;

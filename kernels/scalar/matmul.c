@@ -6,25 +6,48 @@
 
 #include "kernels/float_math.h"
 
+/* One step of the 16 lanes. */
+static void add_products(float lanes[LANES], const float w[LANES], const float x[LANES])
+{
+    for (int l = 0; l < LANES; l++)
+        lanes[l] = fmaf(w[l], x[l], lanes[l]);
+}
+
 static float dot_f32(const float *w, const float *x, int n)
 {
     float lanes[LANES] = {0};
-    for (int i = 0; i < n; i += LANES)
-        for (int l = 0; l < LANES; l++) {
-            int inside = i + l < n;
-            lanes[l] = fmaf(inside ? w[i + l] : 0.0f, inside ? x[i + l] : 0.0f, lanes[l]);
-        }
+    int i = 0;
+    for (; i + LANES <= n; i += LANES)
+        add_products(lanes, w + i, x + i);
+    if (i < n) {
+        float w_tail[LANES] = {0}, x_tail[LANES] = {0};
+        memcpy(w_tail, w + i, (size_t)(n - i) * sizeof *w);
+        memcpy(x_tail, x + i, (size_t)(n - i) * sizeof *x);
+        add_products(lanes, w_tail, x_tail);
+    }
     return f32_tree(lanes);
+}
+
+static void widen(float out[LANES], const uint16_t *w, int n)
+{
+    for (int l = 0; l < n; l++)
+        out[l] = bf16_to_f32(w[l]);
 }
 
 static float dot_bf16(const uint16_t *w, const float *x, int n)
 {
-    float lanes[LANES] = {0};
-    for (int i = 0; i < n; i += LANES)
-        for (int l = 0; l < LANES; l++) {
-            int inside = i + l < n;
-            lanes[l] = fmaf(inside ? bf16_to_f32(w[i + l]) : 0.0f, inside ? x[i + l] : 0.0f, lanes[l]);
-        }
+    float lanes[LANES] = {0}, wide[LANES];
+    int i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        widen(wide, w + i, LANES);
+        add_products(lanes, wide, x + i);
+    }
+    if (i < n) {
+        float w_tail[LANES] = {0}, x_tail[LANES] = {0};
+        widen(w_tail, w + i, n - i);
+        memcpy(x_tail, x + i, (size_t)(n - i) * sizeof *x);
+        add_products(lanes, w_tail, x_tail);
+    }
     return f32_tree(lanes);
 }
 
@@ -47,10 +70,11 @@ void matmul_bf16_scalar(const struct matmul_args *a)
 /* One block: weights as 64 even then 64 odd signed values; adds the block's 16 lane sums into lanes. */
 static void add_block(float lanes[LANES], const int8_t w[BLOCK_ELEMENTS], const float w_scale[2], const int8_t *x, const float *x_scale)
 {
+    int32_t pairs[GROUP_ELEMENTS]; /* even + odd product */
+    for (int j = 0; j < GROUP_ELEMENTS; j++)
+        pairs[j] = w[j] * x[j] + w[GROUP_ELEMENTS + j] * x[GROUP_ELEMENTS + j];
     for (int l = 0; l < LANES; l++) {
-        int32_t sum = 0;
-        for (int j = 4 * l; j < 4 * l + 4; j++)
-            sum += w[j] * x[j] + w[GROUP_ELEMENTS + j] * x[GROUP_ELEMENTS + j];
+        int32_t sum = pairs[4 * l] + pairs[4 * l + 1] + pairs[4 * l + 2] + pairs[4 * l + 3];
         int group = l / 8;
         lanes[l] = fmaf((float)sum, w_scale[group] * x_scale[group], lanes[l]);
     }
