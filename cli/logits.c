@@ -147,7 +147,7 @@ static const struct option_row options[] = {
 const struct command logits_command = {
     .name = "logits",
     .arguments = "",
-    .summary = "write teacher-forced logits of token ids to a safetensors file (for checking)",
+    .summary = "Write teacher-forced logits of token ids to a safetensors file (for checking).",
     .details = "Writes case{i}.logits [T, vocab], padding ids too, and with --drafts, where T > 1 and there is an MTP layer, "
                "case{i}.draft_logits [T-1, vocab].",
     .options = options,
