@@ -13,6 +13,7 @@
 #include <jansson.h>
 
 #include "common/memory.h"
+#include "model/text_splitter.h"
 #include "model/tokenizer.h"
 
 #define KINDLING SOURCE_DIR "/models/kindling/tokenizer.json"
@@ -83,6 +84,177 @@ static void golden_texts_give_the_reference_ids(void **state)
         id_list_free(&ids);
     }
     json_decref(cases);
+}
+
+/* Kindling's vocabulary is too small to show where rare characters are cut; the reference's pieces of these texts are. */
+static void pieces_are_the_reference_pieces(void **state)
+{
+    (void)state;
+    static const char *const rows[][2] = {
+        {"a  b", "a| | b"},
+        {"a \x0A"
+         " b",
+         "a| \x0A"
+         "| b"},
+        {"a\x09"
+         "\x09"
+         "b\xC2"
+         "\x85"
+         "\xC2"
+         "\x85"
+         "c",
+         "a|\x09"
+         "|\x09"
+         "b|\xC2"
+         "\x85"
+         "|\xC2"
+         "\x85"
+         "c"},
+        {"x\xC2"
+         "\xA0"
+         "\xC2"
+         "\xA0"
+         "y",
+         "x|\xC2"
+         "\xA0"
+         "|\xC2"
+         "\xA0"
+         "y"},
+        {"x\xE1"
+         "\xA0"
+         "\x8E"
+         "\xE1"
+         "\xA0"
+         "\x8E"
+         "y",
+         "x|\xE1"
+         "\xA0"
+         "\x8E"
+         "\xE1"
+         "\xA0"
+         "\x8E"
+         "|y"},
+        {"x\xE2"
+         "\x80"
+         "\xA8"
+         "\xE2"
+         "\x80"
+         "\xA8"
+         "y",
+         "x|\xE2"
+         "\x80"
+         "\xA8"
+         "|\xE2"
+         "\x80"
+         "\xA8"
+         "y"},
+        {"x\xE2"
+         "\x80"
+         "\x8B"
+         "\xE2"
+         "\x80"
+         "\x8B"
+         "y",
+         "x|\xE2"
+         "\x80"
+         "\x8B"
+         "\xE2"
+         "\x80"
+         "\x8B"
+         "|y"},
+        {"\xE3"
+         "\x80"
+         "\x80"
+         "\xE3"
+         "\x80"
+         "\x80"
+         "z",
+         "\xE3"
+         "\x80"
+         "\x80"
+         "|\xE3"
+         "\x80"
+         "\x80"
+         "z"},
+        {"\x1C"
+         "\x1C"
+         "q",
+         "\x1C"
+         "\x1C"
+         "|q"},
+        {"a  ", "a|  "},
+        {"DON'T we'\xC5"
+         "\xBF"
+         " 's'x",
+         "DON|'T| we|'\xC5"
+         "\xBF"
+         "| '|s|'x"},
+        {"12345\xD9"
+         "\xA1"
+         "\xD9"
+         "\xA2"
+         "\xD9"
+         "\xA3"
+         "",
+         "123|45\xD9"
+         "\xA1"
+         "|\xD9"
+         "\xA2"
+         "\xD9"
+         "\xA3"
+         ""},
+        {"!!!\x0D"
+         "\x0A"
+         "\x0D"
+         "\x0A"
+         " x",
+         "!!!\x0D"
+         "\x0A"
+         "\x0D"
+         "\x0A"
+         "| x"},
+        {"_a__b", "_a|__|b"},
+        {"e\xCC"
+         "\x81"
+         "a",
+         "e|\xCC"
+         "\x81"
+         "a"},
+        {"\xCD"
+         "\xB8"
+         "\xCD"
+         "\xB8"
+         "a\x0A"
+         "",
+         "\xCD"
+         "\xB8"
+         "\xCD"
+         "\xB8"
+         "|a|\x0A"
+         ""},
+        {"a'b", "a|'b"},
+    };
+    json_t *root = load(KINDLING);
+    const json_t *split = json_array_get(json_object_get(json_object_get(root, "pre_tokenizer"), "pretokenizers"), 0);
+    const json_t *expression = json_object_get(json_object_get(split, "pattern"), "Regex");
+    struct text_splitter *splitter;
+    struct error err;
+    assert_int_equal(text_splitter_open(&splitter, json_string_value(expression), json_string_length(expression), &err), STATUS_OK);
+    struct split_scratch *scratch = split_scratch_new(splitter);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct text pieces = {0};
+        size_t length = strlen(rows[i][0]);
+        for (size_t begin = 0, end; begin < length; begin = end) {
+            assert_int_equal(text_splitter_next(splitter, scratch, rows[i][0], length, begin, &end, &err), STATUS_OK);
+            text_append_string(&pieces, begin ? "|" : "");
+            text_append(&pieces, rows[i][0] + begin, end - begin);
+        }
+        assert_string_equal(pieces.bytes, rows[i][1]);
+        text_free(&pieces);
+    }
+    split_scratch_free(&scratch);
+    text_splitter_close(&splitter);
+    json_decref(root);
 }
 
 static void cutting_plain_text_into_spans_changes_no_id(void **state)
@@ -390,6 +562,23 @@ static void a_file_cut_anywhere_is_refused(void **state)
     json_decref(root);
 }
 
+/* Opens a changed copy of kindling's file and encodes one text with it. */
+static struct id_list encode_with(const json_t *root, const char *text, int is_template)
+{
+    char path[] = "/tmp/hearth-tokenizer-XXXXXX";
+    close(mkstemp(path));
+    assert_int_equal(json_dump_file(root, path, 0), 0);
+    struct tokenizer *other;
+    struct error err = {0};
+    struct text_span span = {text, strlen(text), is_template};
+    struct id_list ids = {0};
+    if (tokenizer_open(&other, path, &err) || tokenizer_encode(other, &span, 1, &ids, &err))
+        fail_msg("%s", err.text);
+    tokenizer_close(&other);
+    unlink(path);
+    return ids;
+}
+
 static void merges_may_be_spelt_as_strings(void **state)
 {
     (void)state;
@@ -400,22 +589,50 @@ static void merges_may_be_spelt_as_strings(void **state)
             joined, json_sprintf("%s %s", json_string_value(json_array_get(pair, 0)), json_string_value(json_array_get(pair, 1))));
     }
     json_object_set_new(json_object_get(root, "model"), "merges", joined);
-    char path[] = "/tmp/hearth-tokenizer-XXXXXX";
-    close(mkstemp(path));
-    assert_int_equal(json_dump_file(root, path, 0), 0);
-    struct tokenizer *other;
-    struct error err;
-    assert_int_equal(tokenizer_open(&other, path, &err), STATUS_OK);
     static const char text[] = "The experts of hidden layers stream from the disk, don't they? 2024";
-    struct text_span span = {text, strlen(text), 0};
-    struct id_list ids = {0}, wanted = encode(text, strlen(text), 0);
-    assert_int_equal(tokenizer_encode(other, &span, 1, &ids, &err), STATUS_OK);
+    struct id_list ids = encode_with(root, text, 0), wanted = encode(text, strlen(text), 0);
     assert_int_equal(ids.n, wanted.n);
     assert_memory_equal(ids.ids, wanted.ids, ids.n * sizeof *ids.ids);
     id_list_free(&ids);
     id_list_free(&wanted);
-    tokenizer_close(&other);
-    unlink(path);
+    json_decref(root);
+}
+
+static void a_piece_that_is_a_token_is_taken_whole_only_with_ignore_merges(void **state)
+{
+    (void)state;
+    json_t *root = load(KINDLING);
+    json_t *model = json_object_get(root, "model");
+    json_object_set_new(json_object_get(model, "vocab"), "\xC4\xA0zqxj", json_integer(3700)); /* no merge makes it */
+    struct id_list ids = encode_with(root, "a zqxj", 0);
+    assert_int_equal(ids.n, 2);
+    assert_int_equal(ids.ids[1], 3700);
+    id_list_free(&ids);
+    json_object_set_new(model, "ignore_merges", json_false());
+    ids = encode_with(root, "a zqxj", 0);
+    assert_true(ids.n > 2);
+    id_list_free(&ids);
+    json_decref(root);
+}
+
+static void of_added_tokens_the_leftmost_then_the_longest_wins(void **state)
+{
+    (void)state;
+    json_t *root = load(KINDLING), *added = json_object_get(root, "added_tokens");
+    json_array_append_new(added, json_pack("{s:i, s:s}", "id", 3700, "content", "<|user|>more"));
+    json_array_append_new(added, json_pack("{s:i, s:s}", "id", 3701, "content", "er|>more and more"));
+    json_array_append_new(added,
+                          json_pack("{s:i, s:s, s:b}", "id", 3702, "content", "!<|user|>", "normalized", 1)); /* searched in what is left */
+    struct id_list ids = encode_with(root, "<|user|>more and more!<|user|>", 1);
+    assert_int_equal(ids.ids[0], 3700);
+    assert_int_equal(ids.ids[ids.n - 1], 3607);
+    for (size_t i = 1; i + 1 < ids.n; i++)
+        assert_true(ids.ids[i] < 3600);
+    id_list_free(&ids);
+    ids = encode_with(root, "!<|user|", 1);
+    for (size_t i = 0; i < ids.n; i++)
+        assert_true(ids.ids[i] < 3600);
+    id_list_free(&ids);
     json_decref(root);
 }
 
@@ -439,6 +656,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(golden_texts_give_the_reference_ids),
+        cmocka_unit_test(pieces_are_the_reference_pieces),
         cmocka_unit_test(cutting_plain_text_into_spans_changes_no_id),
         cmocka_unit_test(what_people_write_never_gives_an_added_token),
         cmocka_unit_test(an_added_token_across_two_spans_is_text),
@@ -448,6 +666,8 @@ int main(void)
         cmocka_unit_test(a_file_that_is_no_json_is_refused),
         cmocka_unit_test(a_file_cut_anywhere_is_refused),
         cmocka_unit_test(merges_may_be_spelt_as_strings),
+        cmocka_unit_test(a_piece_that_is_a_token_is_taken_whole_only_with_ignore_merges),
+        cmocka_unit_test(of_added_tokens_the_leftmost_then_the_longest_wins),
         cmocka_unit_test(size_find_and_bytes_agree),
     };
     return cmocka_run_group_tests(tests, open_kindling, close_kindling);
