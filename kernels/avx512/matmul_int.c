@@ -7,8 +7,9 @@
 
 enum {
     ROWS_MAX = 4,
+    X_ROWS_MAX = 4,
     TILE_SUMS_MAX = 16,     /* accumulators of the largest tile: half the registers, the other half holds one block of weights and x */
-    CHUNK_BLOCKS = 64,      /* blocks whose scales are widened together */
+    CHUNK_BLOCKS = 16,      /* blocks whose scales are multiplied together: one tile's products are 2 KiB */
     PANEL_BYTES = 32 << 10, /* weights kept in the first cache while all x rows pass over them */
 };
 
@@ -22,29 +23,32 @@ struct operands {
     int n_blocks;
 };
 
-/* {a, b} as a for lanes 0-7, b for lanes 8-15. */
+/* pair[0] for lanes 0-7, pair[1] for lanes 8-15. Two broadcasts from memory, the second under a mask: they leave the units that multiply
+ * alone, which one load, a permute and a multiplication by x's scale do not (8 x rows: 0.45 of the peak against 0.41). */
 ALWAYS_INLINE __m512 spread_pair(const float *pair)
 {
-    const __m512i index = _mm512_set_epi32(1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0);
-    return _mm512_permutexvar_ps(
-        index, _mm512_castpd_ps(_mm512_broadcastsd_pd(_mm_castps_pd(_mm_loadl_pi(_mm_setzero_ps(), (const __m64 *)pair)))));
+    return _mm512_mask_broadcastss_ps(_mm512_set1_ps(pair[0]), 0xff00, _mm_load_ss(pair + 1));
 }
 
-/* The scales of groups [begin, begin + n) of R rows as f32; with one x row, times its scales: the product the contract rounds first. */
-ALWAYS_INLINE void widen_scales(float scales[ROWS_MAX][2 * CHUNK_BLOCKS], const struct operands *o, int begin, int n,
-                                const enum weight_format format, const int R, const int S)
+/* The scales of groups [begin, begin + n): of every row, as f32, times every x row, which is the product the contract rounds first. */
+ALWAYS_INLINE void multiply_scales(float scales[TILE_SUMS_MAX][2 * CHUNK_BLOCKS], const struct operands *o, int begin, int n,
+                                   const enum weight_format format, const int R, const int S)
 {
     const int bytes = format == FORMAT_INT4 ? 2 : 4;
     for (int g = 0; g < n; g += LANES) {
         __mmask16 mask = lanes_mask(n - g);
+        __m512 x[X_ROWS_MAX];
+#pragma GCC unroll 16
+        for (int s = 0; s < S; s++)
+            x[s] = _mm512_maskz_loadu_ps(mask, o->x_scales + (size_t)s * (size_t)o->n_blocks * 2 + begin + g);
 #pragma GCC unroll 16
         for (int r = 0; r < R; r++) {
             const uint8_t *at = o->w_scales + (size_t)r * o->w_scales_stride + (size_t)(begin + g) * (size_t)bytes;
             _mm_prefetch((const char *)at + prefetch_scales_distance(o->w_scales_stride, R), _MM_HINT_T0);
             __m512 v = format == FORMAT_INT4 ? _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, at)) : _mm512_maskz_loadu_ps(mask, at);
-            if (S == 1)
-                v = _mm512_mul_ps(v, _mm512_maskz_loadu_ps(mask, o->x_scales + begin + g));
-            _mm512_store_ps(scales[r] + g, v);
+#pragma GCC unroll 16
+            for (int s = 0; s < S; s++)
+                _mm512_store_ps(scales[s * R + r] + g, _mm512_mul_ps(v, x[s]));
         }
     }
 }
@@ -70,7 +74,7 @@ ALWAYS_INLINE void tile_sums(float *sums, const struct operands *o, const enum w
 {
     const size_t block_bytes = format == FORMAT_INT4 ? GROUP_ELEMENTS : BLOCK_ELEMENTS;
     const size_t blocks = (size_t)o->n_blocks;
-    _Alignas(64) float scales[ROWS_MAX][2 * CHUNK_BLOCKS];
+    _Alignas(64) float scales[TILE_SUMS_MAX][2 * CHUNK_BLOCKS];
     struct prefetch ahead = prefetch_start(o->w_stride, R);
     struct lanes acc[TILE_SUMS_MAX];
 #pragma GCC unroll 16
@@ -78,16 +82,14 @@ ALWAYS_INLINE void tile_sums(float *sums, const struct operands *o, const enum w
         acc[k] = lanes_set1(0.0f);
     for (int begin = 0; begin < o->n_blocks; begin += CHUNK_BLOCKS) {
         int end = begin + CHUNK_BLOCKS < o->n_blocks ? begin + CHUNK_BLOCKS : o->n_blocks;
-        widen_scales(scales, o, 2 * begin, 2 * (end - begin), format, R, S);
+        multiply_scales(scales, o, 2 * begin, 2 * (end - begin), format, R, S);
         for (int b = begin; b < end; b++) {
             prefetch_step(&ahead, o->w, block_bytes, R);
             struct block w[ROWS_MAX];
-            __m512 w_scale[ROWS_MAX];
 #pragma GCC unroll 16
             for (int r = 0; r < R; r++) {
                 const uint8_t *at = o->w + (size_t)r * o->w_stride + (size_t)b * block_bytes;
                 w[r] = load_block(at, format);
-                w_scale[r] = spread_pair(scales[r] + 2 * (b - begin));
             }
 #pragma GCC unroll 16
             for (int s = 0; s < S; s++) {
@@ -97,11 +99,10 @@ ALWAYS_INLINE void tile_sums(float *sums, const struct operands *o, const enum w
                 __m512i start = _mm512_loadu_si512(o->lane_sums8 + at * LANES);
                 if (format == FORMAT_INT8)
                     start = _mm512_slli_epi32(start, 4);
-                __m512 x_scale = S == 1 ? _mm512_setzero_ps() : spread_pair(o->x_scales + 2 * at);
 #pragma GCC unroll 16
                 for (int r = 0; r < R; r++) {
                     __m512i isum = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(start, w[r].even, even), w[r].odd, odd);
-                    __m512 scale = S == 1 ? w_scale[r] : _mm512_mul_ps(w_scale[r], x_scale);
+                    __m512 scale = spread_pair(scales[s * R + r] + 2 * (b - begin));
                     acc[s * R + r].all = _mm512_fmadd_ps(_mm512_cvtepi32_ps(isum), scale, acc[s * R + r].all);
                 }
             }
