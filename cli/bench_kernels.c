@@ -4,6 +4,7 @@
  * same kernel over a matrix that stays in the second cache peak    the widest dot instruction, registers only Work is split by parallel_for
  * as the engine does. Rates count each thread's own CPU time, which other programs disturb least; the wall clock's rate stands beside it.
  */
+#include <sched.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -182,6 +183,19 @@ static void run_dot(void *ctx, int begin, int end)
     __atomic_fetch_add(&job->sink, macs, __ATOMIC_RELAXED);
 }
 
+/* Each thread to a core of its own: left to the scheduler of a busy machine, a team can take turns on one. */
+static void pin_thread(void *ctx, int begin, int end)
+{
+    const cpu_set_t *allowed = ctx;
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    for (int cpu = 0, seen = 0; cpu < CPU_SETSIZE; cpu++)
+        if (CPU_ISSET(cpu, allowed) && seen++ == begin)
+            CPU_SET(cpu, &one);
+    if (end - begin == 1 && CPU_COUNT(&one) == 1)
+        sched_setaffinity(0, sizeof one, &one); /* a wish, like huge pages */
+}
+
 /* What a line of the table measures. */
 struct point {
     matmul_fn *fn;
@@ -275,7 +289,6 @@ static struct rates measure(struct weights *w, const struct inputs *in, const st
     }
     struct matmul_args args = {
         .x = in->x, .x_stride = (size_t)p->shape->cols, .q = &q, .n_x = p->n_x, .out = in->out, .out_stride = (size_t)p->shape->rows};
-    parallel_set_threads(p->threads);
 
     /* As many matrices a pass as take PASS_NS, by a first one that also wakes the team. */
     double wall;
@@ -329,9 +342,14 @@ static void bench_variant(struct weights *w, const struct inputs *in, const stru
                           struct point p)
 {
     static const int n_xs[] = {1, 2, 4, 8, 32};
+    static cpu_set_t allowed; /* before the first thread was pinned */
+    if (!CPU_COUNT(&allowed))
+        sched_getaffinity(0, sizeof allowed, &allowed);
     for (int threads = o->threads ? (int)o->threads : 1; threads <= (o->threads ? (int)o->threads : 2); threads++)
         for (size_t i = 0; i < sizeof n_xs / sizeof *n_xs && (i == 0 || !o->rows); i++) {
             p.threads = threads;
+            parallel_set_threads(threads);
+            parallel_for(threads, 1, pin_thread, &allowed);
             p.n_x = o->rows ? (int)o->rows : n_xs[i];
             struct rates r = measure(w, in, best, &p, o->seconds);
             print_rates(w, &p, &r);
