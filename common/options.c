@@ -27,7 +27,7 @@ static enum status parse_whole(const struct option_row *row, const char *text, i
     double scaled = ldexp((double)value, shift);
     if (scaled < row->min || scaled > row->max)
         return error_set(err, STATUS_INVALID, "--%s: %s is outside %.0f to %.0f", row->name, text, row->min, row->max);
-    *out = (int64_t)value << shift;
+    *out = (int64_t)value * ((int64_t)1 << shift);
     return STATUS_OK;
 }
 
