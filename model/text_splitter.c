@@ -46,7 +46,7 @@ static enum status translate(struct text *out, const char *expression, size_t le
         char escaped = i + 1 < length ? expression[i + 1] : 0;
         int is_letter = (escaped >= 'a' && escaped <= 'z') || (escaped >= 'A' && escaped <= 'Z') || (escaped >= '0' && escaped <= '9');
         if (!escaped || (is_letter && !strchr("sSrntpP", escaped)))
-            return error_set(err, STATUS_UNSUPPORTED, "\\%c at byte %zu is not implemented", escaped ? escaped : ' ', i);
+            return error_set(err, STATUS_UNSUPPORTED, "\\%c at byte %zu is not supported", escaped ? escaped : ' ', i);
         if (escaped == 's' || escaped == 'S')
             text_append_string(out, escaped == 's' ? "\\p{White_Space}" : "\\P{White_Space}");
         else

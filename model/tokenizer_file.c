@@ -68,7 +68,7 @@ static enum status check_keys(const json_t *object, const char *where, const str
         while (i < n_rules && strcmp(rules[i].name, key))
             i++;
         if (i == n_rules || (rules[i].use == KEY_MUST_BE_OFF && !is_off(value)))
-            return error_set(err, STATUS_UNSUPPORTED, "%s.%.100s is set, but not implemented", where, key);
+            return error_set(err, STATUS_UNSUPPORTED, "%s.%.100s is set, but not supported", where, key);
     }
     return STATUS_OK;
 }
