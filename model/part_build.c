@@ -162,6 +162,13 @@ static void run_rows(void *ctx, int begin, int end)
     }
 }
 
+/* Rows that one thread takes at least: waking a team for less costs more than the work (2^17 values are quantised in half a millisecond).
+ */
+static int grain_rows(int cols)
+{
+    return 1 + (1 << 17) / cols;
+}
+
 static void run_store(void *ctx, int begin, int end)
 {
     struct job *j = ctx;
@@ -191,7 +198,7 @@ static enum status read_and_run(struct part_builder *b, struct job *j, int rows,
         return status;
     j->raw = b->raw;
     j->scales = b->scales;
-    parallel_for(rows, 1, run_rows, j);
+    parallel_for(rows, grain_rows(j->cols), run_rows, j);
     return j->is_bad ? not_finite(b, m, err) : STATUS_OK;
 }
 
@@ -249,7 +256,7 @@ enum status part_build_rows(struct part_builder *b, const struct part_layout *la
     if (status)
         return status;
     j.kv_b = b->kv_b;
-    parallel_for(rows, 1, run_rows, &j);
+    parallel_for(rows, grain_rows(j.cols), run_rows, &j);
     return STATUS_OK;
 }
 
@@ -277,7 +284,7 @@ static enum status build_expert_matrix(struct part_builder *b, const struct part
     if (!status && is_int4) {
         j.exponent = quantize_int4_exponent(absmax_of(j.absmax, place->rows));
         j.data = data;
-        parallel_for(place->rows, 1, run_store, &j);
+        parallel_for(place->rows, grain_rows(j.cols), run_store, &j);
         int32_t exponent = j.exponent;
         memcpy(record + layout->exponents_offset + 4 * i, &exponent, 4);
     }
