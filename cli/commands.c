@@ -6,6 +6,7 @@ const struct command *const commands[] = {
     &inspect_command,
     &run_command,
     &chat_command,
+    &bench_kernels_command,
     &tokenize_command,
     &render_command,
     &logits_command,

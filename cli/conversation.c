@@ -178,8 +178,8 @@ static void finish_answer(struct answer *a)
 
 static void print_figures(const struct generation *g, int n_reused)
 {
-    double prefill = (double)g->prefill_ns / 1e9, decode = (double)g->decode_ns / 1e9;
-    fprintf(stderr, "[%d prompt tokens, %d of them from before, in %.2f s; %d tokens at %.1f tokens/s%s]\n", g->n_prompt, n_reused, prefill,
+    double prefill = (double)g->prefill_ns / 1e6, decode = (double)g->decode_ns / 1e9;
+    fprintf(stderr, "[%d prompt tokens, %d of them from before, in %.1f ms; %d tokens at %.1f tokens/s%s]\n", g->n_prompt, n_reused, prefill,
             g->n_new, g->n_new > 1 && decode > 0 ? (g->n_new - 1) / decode : 0.0,
             g->end == GENERATION_LENGTH ? "; cut at --max-tokens or --context" : "");
 }

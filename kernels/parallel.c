@@ -1,12 +1,11 @@
+/* A team of our own: libgomp's threads spin without a bound that a program could set, and three processes on two cores then starve each other (int4
+ * matvec at 2 threads, cores shared with other work: 0.6 GB/s with libgomp, 20 to 40 with this; docs/PERFORMANCE.md, "Threads").
+ *
+ * A call's work is cut into one part per thread. Parts are claimed, by the calling thread too: a thread that the system has put aside before it began
+ * costs nothing, because the others take its part. HEARTH_OPENMP builds the OpenMP version for comparison. */
 #include "kernels/parallel.h"
 
 #include "common/check.h"
-
-#ifdef HEARTH_PTHREAD_TEAM
-#include <pthread.h>
-#else
-#include <omp.h>
-#endif
 
 enum { THREADS_MAX = 256 };
 
@@ -40,41 +39,121 @@ static void run_part(const struct split *s, int part)
         s->fn(s->ctx, begin, end);
 }
 
-#ifdef HEARTH_PTHREAD_TEAM
-
-/* A team that the thread sanitizer understands (libgomp's barriers look like races to it). Threads are started per call: only tests use it. */
-struct worker {
-    const struct split *split;
-    int part;
-};
-
-static void *work(void *argument)
-{
-    struct worker *w = argument;
-    run_part(w->split, w->part);
-    return NULL;
-}
-
-static void run_team(const struct split *s)
-{
-    pthread_t threads[THREADS_MAX];
-    struct worker workers[THREADS_MAX];
-    for (int i = 1; i < s->parts; i++) {
-        workers[i] = (struct worker){s, i};
-        CHECK(!pthread_create(&threads[i], NULL, work, &workers[i]));
-    }
-    run_part(s, 0);
-    for (int i = 1; i < s->parts; i++)
-        pthread_join(threads[i], NULL);
-}
-
-#else
+#ifdef HEARTH_OPENMP
 
 static void run_team(const struct split *s)
 {
 #pragma omp parallel for schedule(static, 1) num_threads(s->parts)
     for (int i = 0; i < s->parts; i++)
         run_part(s, i);
+}
+
+#else
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdint.h>
+
+#include "common/clock.h"
+
+/* Longer than the serial stretches between two regions of a layer (some microseconds), short enough to be polite. Between two looks the core is
+ * given away, so a spinning thread does not keep another process waiting for a whole time slice. */
+enum { SPIN_NS = 100000, LOOKS_PER_YIELD = 50 };
+
+/* What is to be claimed: call number << 32 | parts << 16 | next part. One word, so that a claim cannot reach into another call's work. */
+static _Alignas(64) atomic_uint_fast64_t claims;
+static _Alignas(64) atomic_int n_finished; /* parts of the present call */
+static struct split team_split;            /* of the present call; stays while any claimed part runs */
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t moved = PTHREAD_COND_INITIALIZER; /* claims or n_finished changed */
+static atomic_int n_sleeping;
+static int n_workers; /* started so far; only the calling thread reads it */
+
+static void wake_sleepers(void)
+{
+    if (atomic_load(&n_sleeping)) {
+        pthread_mutex_lock(&mutex);
+        pthread_cond_broadcast(&moved);
+        pthread_mutex_unlock(&mutex);
+    }
+}
+
+/* Looks for a while, then sleeps, until is_true(). */
+static void wait_until(int (*is_true)(uint64_t), uint64_t value)
+{
+    struct clock *clock = clock_monotonic();
+    for (uint64_t start = clock_now_ns(clock); clock_now_ns(clock) - start < SPIN_NS; sched_yield())
+        for (int i = 0; i < LOOKS_PER_YIELD; i++) {
+            if (is_true(value))
+                return;
+#if defined(__x86_64__)
+            __builtin_ia32_pause();
+#endif
+        }
+    pthread_mutex_lock(&mutex);
+    atomic_fetch_add(&n_sleeping, 1);
+    while (!is_true(value))
+        pthread_cond_wait(&moved, &mutex);
+    atomic_fetch_sub(&n_sleeping, 1);
+    pthread_mutex_unlock(&mutex);
+}
+
+static int all_finished(uint64_t parts)
+{
+    return (uint64_t)atomic_load(&n_finished) == parts;
+}
+
+static int is_another_call(uint64_t call)
+{
+    return atomic_load(&claims) >> 32 != call;
+}
+
+/* Runs parts of the present call until none is left to claim; returns the call's number. */
+static uint64_t run_claimed_parts(void)
+{
+    uint_fast64_t seen = atomic_load(&claims);
+    for (;;) {
+        uint64_t parts = seen >> 16 & 0xffff, next = seen & 0xffff;
+        if (next >= parts)
+            return seen >> 32;
+        if (!atomic_compare_exchange_weak(&claims, &seen, seen + 1))
+            continue;
+        run_part(&team_split, (int)next);
+        if ((uint64_t)atomic_fetch_add(&n_finished, 1) + 1 == parts)
+            wake_sleepers();
+        seen = atomic_load(&claims);
+    }
+}
+
+static void *work(void *argument)
+{
+    (void)argument;
+    for (;;)
+        wait_until(is_another_call, run_claimed_parts());
+    return NULL;
+}
+
+static void start_workers(int n)
+{
+    for (; n_workers < n; n_workers++) {
+        pthread_t thread;
+        if (pthread_create(&thread, NULL, work, NULL))
+            return; /* no more threads to be had: the calling thread does the rest itself */
+        pthread_detach(thread);
+    }
+}
+
+static void run_team(const struct split *s)
+{
+    start_workers(s->parts - 1);
+    team_split = *s;
+    atomic_store(&n_finished, 0);
+    uint64_t call = ((atomic_load(&claims) >> 32) + 1) & 0xffffffff;
+    atomic_store(&claims, call << 32 | (uint64_t)s->parts << 16);
+    wake_sleepers();
+    run_claimed_parts();
+    wait_until(all_finished, (uint64_t)s->parts);
 }
 
 #endif
