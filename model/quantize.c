@@ -77,8 +77,8 @@ int quantize_int4_exponent(float absmax)
 
 /* Candidate scales of a group are  -w* / d  and  w* / d, where w* is the element of largest magnitude: with the first, w* lands on -8 for d
  * = 8, with the second on 7 for d = 7; a smaller d leaves head room for the others' rounding, a larger d clips w* for a finer step.
- * Squared error against plain rounding (absmax / 7) on normal weights: these 32 give 0.699, 16 candidates 0.707, 64 give 0.695 at half the speed; a least squares
- * refit of the best one gives 0.696 at two thirds of the speed. */
+ * Squared error against plain rounding (absmax / 7) on normal weights: these 32 give 0.699, 16 candidates 0.707, 64 give 0.695 at half the
+ * speed; a least squares refit of the best one gives 0.696 at two thirds of the speed. */
 enum { CANDIDATES = 32, PER_SIGN = CANDIDATES / 2 };
 static const float DIVISOR_FIRST = 6.25f, DIVISOR_STEP = 0.25f; /* 6.25 .. 10.0 */
 
@@ -125,7 +125,7 @@ static float choose_scale(const float group[GROUP_ELEMENTS])
         scales[c] = round_to_f16(-top / (DIVISOR_FIRST + DIVISOR_STEP * (float)c));
         scales[PER_SIGN + c] = -scales[c];
     }
-    if (fabsf(scales[PER_SIGN - 1]) < 0x1p-14f) { /* too small for a search: 2^-29 of the matrix's largest weight, or zero */
+    if (fabsf(scales[PER_SIGN - 1]) < 0x1p-14f) { /* too small for a search: below 2^-25 of the matrix's largest weight, or zero */
         return f16_to_f32(f32_to_f16(-top / 8.0f));
     }
     candidate_errors(group, scales, errors);

@@ -147,8 +147,11 @@ static enum status check_metadata(const json_t *metadata, const char *path, stru
     json_t *value;
     if (!json_is_object(metadata))
         return error_set(err, STATUS_CORRUPT, "%s: __metadata__ must be an object", path);
-    json_object_foreach((json_t *)metadata, key, value) if (!json_is_string(value)) return error_set(
-        err, STATUS_CORRUPT, "%s: __metadata__: every value must be a string", path);
+    json_object_foreach((json_t *)metadata, key, value)
+    {
+        if (!json_is_string(value))
+            return error_set(err, STATUS_CORRUPT, "%s: __metadata__: every value must be a string", path);
+    }
     return STATUS_OK;
 }
 

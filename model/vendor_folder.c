@@ -71,8 +71,10 @@ static enum status names_from_index(struct names *names, const json_t *index, co
             break;
         json_object_set_new(seen, name, json_true());
     }
-    if (!status)
-        json_object_foreach(seen, tensor, shard) names_add(names, tensor);
+    json_object_foreach(seen, tensor, shard)
+    {
+        names_add(names, tensor);
+    }
     json_decref(seen);
     return status;
 }

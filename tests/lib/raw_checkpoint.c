@@ -11,6 +11,7 @@
 #include <jansson.h>
 
 #include "common/memory.h"
+#include "model/part_layout.h"
 #include "tests/lib/golden.h"
 
 uint64_t noise(uint64_t *seed)
@@ -163,4 +164,70 @@ void raw_write(const struct raw_checkpoint *c, int begin, int end, const char *f
     free(bytes);
     free(text);
     json_decref(header);
+}
+
+static void write_config(const char *folder, const struct raw_size *sizes)
+{
+    char path[512];
+    json_t *json = json_load_file(golden_path(path, "tiny-groups", "checkpoint/config.json"), 0, NULL);
+    for (; sizes->key; sizes++)
+        json_object_set_new(json, sizes->key, json_integer(sizes->value));
+    char *text = json_dumps(json, JSON_INDENT(1));
+    write_file(folder, "config.json", text, strlen(text));
+    free(text);
+    json_decref(json);
+}
+
+static void add_fp8(struct raw_checkpoint *c, const char *name, const uint64_t shape[2], uint64_t *seed)
+{
+    uint64_t n = shape[0] * shape[1], blocks[2] = {(shape[0] + 127) / 128, (shape[1] + 127) / 128};
+    uint8_t *codes = xcalloc(n, 1);
+    float *scales = xcalloc(blocks[0] * blocks[1], sizeof *scales);
+    char scale_name[257];
+    for (uint64_t i = 0; i < n; i++)
+        codes[i] = (uint8_t)(noise(seed) % 127 | (noise(seed) & 128));
+    for (uint64_t i = 0; i < blocks[0] * blocks[1]; i++)
+        scales[i] = (float)(1 + noise(seed) % 1000) * 1e-5f;
+    snprintf(scale_name, sizeof scale_name, "%s_scale_inv", name);
+    raw_add(c, name, "F8_E4M3", 2, shape, codes, n);
+    raw_add(c, scale_name, "F32", 2, blocks, (uint8_t *)scales, blocks[0] * blocks[1] * 4);
+}
+
+static void add_bf16(struct raw_checkpoint *c, const char *name, int n_dims, const uint64_t *shape, uint64_t n, uint64_t *seed)
+{
+    uint16_t *values = xcalloc(n, 2);
+    for (uint64_t k = 0; k < n; k++) /* between 2^-9 and 1/4, both signs */
+        values[k] = (uint16_t)(0x3b00 + noise(seed) % 0x380 + (noise(seed) & 0x8000));
+    raw_add(c, name, "BF16", n_dims, shape, (uint8_t *)values, n * 2);
+}
+
+struct raw_checkpoint raw_synthetic(const char *folder, const struct raw_size *sizes, int is_fp8)
+{
+    struct raw_checkpoint c = {0};
+    struct model_config config;
+    struct error err = {0};
+    enum part_kind kind = PART_EMBEDDING;
+    int layer = 0;
+    uint64_t seed = 8;
+    write_config(folder, sizes);
+    if (model_config_read(&config, folder, &err))
+        fail_msg("%s", err.text);
+    do
+        for (int e = 0; e < (kind == PART_EXPERTS ? config.n_experts : 1); e++) {
+            struct tensor_spec specs[PART_TENSORS_MAX];
+            int n = part_tensor_specs(&config, kind, layer, e, specs);
+            for (int i = 0; i < n; i++) {
+                uint64_t shape[2] = {(uint64_t)specs[i].source_rows, (uint64_t)specs[i].source_cols};
+                int is_vector = !shape[0], is_layers = kind == PART_DENSE || kind == PART_EXPERTS;
+                if (raw_find(&c, specs[i].source)) /* kv_b_proj is listed twice */
+                    continue;
+                if (is_fp8 && is_layers && specs[i].class != TENSOR_FLOAT)
+                    add_fp8(&c, specs[i].source, shape, &seed);
+                else
+                    add_bf16(&c, specs[i].source, is_vector ? 1 : 2, is_vector ? shape + 1 : shape, (is_vector ? 1 : shape[0]) * shape[1],
+                             &seed);
+            }
+        }
+    while (part_next(&config, &kind, &layer));
+    return c;
 }

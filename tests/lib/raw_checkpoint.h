@@ -32,6 +32,15 @@ void raw_drop(struct raw_checkpoint *c, const char *name);
 /* Writes FOLDER/FILE with the tensors [begin, end). */
 void raw_write(const struct raw_checkpoint *c, int begin, int end, const char *folder, const char *file);
 
+/* A checkpoint of random weights, BF16, or with is_fp8 the matrices that the vendor quantises in FP8 with random scales. sizes: keys of
+ * config.json to change against those of tiny-groups, ending with a NULL; config.json is written to the folder, the tensors are left to the
+ * caller. */
+struct raw_size {
+    const char *key;
+    int value;
+};
+struct raw_checkpoint raw_synthetic(const char *folder, const struct raw_size *sizes, int is_fp8);
+
 /* Small files. */
 void write_file(const char *folder, const char *file, const void *bytes, uint64_t n);
 uint8_t *read_file(const char *folder, const char *file, uint64_t *n); /* malloc'ed, a zero after the end */

@@ -17,14 +17,12 @@
 #include <fcntl.h>
 #include <unistd.h>
 #include <cmocka.h>
-#include <jansson.h>
 
 #include "common/log.h"
 #include "common/memory.h"
 #include "kernels/parallel.h"
 #include "model/convert.h"
 #include "model/pack.h"
-#include "model/part_layout.h"
 #include "tests/lib/golden.h"
 #include "tests/lib/packs.h"
 #include "tests/lib/raw_checkpoint.h"
@@ -50,66 +48,26 @@ static void any_number_of_threads_gives_the_same_bytes(void **state)
         }
 }
 
-/* A checkpoint whose matrices are large enough for every thread to get rows of each: one dense and one sparse layer, two experts. */
-static char *large_checkpoint(void)
-{
-    char path[512], *folder = temporary_folder();
-    uint64_t n, seed = 8;
-    json_t *json = json_load_file(golden_path(path, "tiny-groups", "checkpoint/config.json"), 0, NULL);
-    static const struct {
-        const char *key;
-        int value;
-    } sizes[] = {{"hidden_size", 640},
-                 {"intermediate_size", 1100},
-                 {"moe_intermediate_size", 1100},
-                 {"num_hidden_layers", 2},
-                 {"n_routed_experts", 2},
-                 {"num_experts_per_tok", 1},
-                 {"n_group", 1},
-                 {"topk_group", 1},
-                 {"vocab_size", 1500},
-                 {"num_attention_heads", 16},
-                 {"kv_lora_rank", 300},
-                 {"qk_nope_head_dim", 100}};
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
-        json_object_set_new(json, sizes[i].key, json_integer(sizes[i].value));
-    char *text = json_dumps(json, JSON_INDENT(1));
-    n = strlen(text);
-    write_file(folder, "config.json", text, n);
-    free(text);
-    json_decref(json);
-    struct model_config config;
-    struct error err = {0};
-    if (model_config_read(&config, folder, &err))
-        fail_msg("%s", err.text);
-    struct raw_checkpoint raw = {0};
-    enum part_kind kind = PART_EMBEDDING;
-    int layer = 0;
-    do
-        for (int e = 0; e < (kind == PART_EXPERTS ? config.n_experts : 1); e++) {
-            struct tensor_spec specs[PART_TENSORS_MAX];
-            int n_specs = part_tensor_specs(&config, kind, layer, e, specs);
-            for (int i = 0; i < n_specs; i++) {
-                uint64_t shape[2] = {(uint64_t)specs[i].source_rows, (uint64_t)specs[i].source_cols},
-                         elements = (shape[0] ? shape[0] : 1) * shape[1];
-                if (raw_find(&raw, specs[i].source)) /* kv_b_proj is listed twice */
-                    continue;
-                uint16_t *values = xcalloc(elements, 2);
-                for (uint64_t k = 0; k < elements; k++) /* BF16 between 2^-9 and 1/4, both signs */
-                    values[k] = (uint16_t)(0x3b00 + noise(&seed) % 0x380 + (noise(&seed) & 0x8000));
-                raw_add(&raw, specs[i].source, "BF16", shape[0] ? 2 : 1, shape[0] ? shape : shape + 1, (uint8_t *)values, elements * 2);
-            }
-        }
-    while (part_next(&config, &kind, &layer));
-    raw_write(&raw, 0, raw.n, folder, "model.safetensors");
-    raw_release(&raw);
-    return folder;
-}
-
 static void large_matrices_are_shared_by_threads_and_give_the_same_bytes(void **state)
 {
     (void)state;
-    char *source = large_checkpoint();
+    static const struct raw_size sizes[] = {{"hidden_size", 640},
+                                            {"intermediate_size", 1100},
+                                            {"moe_intermediate_size", 1100},
+                                            {"num_hidden_layers", 2},
+                                            {"n_routed_experts", 2},
+                                            {"num_experts_per_tok", 1},
+                                            {"n_group", 1},
+                                            {"topk_group", 1},
+                                            {"vocab_size", 1500},
+                                            {"num_attention_heads", 16},
+                                            {"kv_lora_rank", 300},
+                                            {"qk_nope_head_dim", 100},
+                                            {NULL, 0}};
+    char *source = temporary_folder();
+    struct raw_checkpoint raw = raw_synthetic(source, sizes, 0);
+    raw_write(&raw, 0, raw.n, source, "model.safetensors");
+    raw_release(&raw);
     for (int precision = 0; precision < N_PRECISIONS; precision++) {
         parallel_set_threads(1);
         char *one = make_pack(source, (enum precision)precision, NULL);

@@ -188,44 +188,66 @@ static void fused_and_per_expert_tensors_give_the_same_parts(void **state)
     temporary_remove(&single);
 }
 
-/* The experts of a layer as fused FP8 tensors: gate and up share a block grid whose border lies inside a block. */
+/* Blocks of 128 that end inside a matrix in both directions, and a dense matrix so large that it is read in several goes (at rows that are
+ * no multiple of 128). */
+static const struct raw_size ragged[] = {{"hidden_size", 200},
+                                         {"intermediate_size", 12000},
+                                         {"moe_intermediate_size", 200},
+                                         {"num_hidden_layers", 2},
+                                         {"n_routed_experts", 3},
+                                         {"num_experts_per_tok", 1},
+                                         {"n_group", 1},
+                                         {"topk_group", 1},
+                                         {"vocab_size", 50},
+                                         {NULL, 0}};
+
+static void large_and_ragged_fp8_matrices_use_the_scales_of_their_blocks(void **state)
+{
+    (void)state;
+    char *folder = temporary_folder();
+    struct raw_checkpoint raw = raw_synthetic(folder, ragged, 1);
+    raw_write(&raw, 0, raw.n, folder, "model.safetensors");
+    compare_folder_with_files(folder);
+    raw_release(&raw);
+    temporary_remove(&folder);
+}
+
+/* Fused FP8 experts: gate and up share a block grid, and up begins at row 200, inside a block. */
 static void fused_fp8_experts_use_their_own_block_grid(void **state)
 {
     (void)state;
-    char path[512];
-    golden_path(path, "tiny-pattern", "checkpoint");
-    char *folder = folder_with_config_of(path);
-    struct raw_checkpoint raw = raw_read(path);
-    struct raw_tensor *t = raw_find(&raw, "model.layers.2.mlp.experts.gate_up_proj");
-    uint64_t seed = 9, n = t->n_bytes / 4, shape[3] = {t->shape[0], 1, 1};
-    assert_true(t->shape[1] <= 128 && t->shape[2] <= 128);
-    free(t->bytes);
-    t->bytes = xcalloc(n, 1);
-    t->n_bytes = n;
-    snprintf(t->dtype, sizeof t->dtype, "F8_E4M3");
+    enum { EXPERTS = 3, MOE = 200, HIDDEN = 200, ROWS = 2 * MOE, BLOCK_ROWS = 4, BLOCK_COLS = 2 };
+    char *folder = temporary_folder(), name[128];
+    struct raw_checkpoint raw = raw_synthetic(folder, ragged, 1);
+    uint64_t shape[3] = {EXPERTS, ROWS, HIDDEN}, blocks[3] = {EXPERTS, BLOCK_ROWS, BLOCK_COLS}, seed = 9, n = EXPERTS * ROWS * HIDDEN,
+             m = EXPERTS * BLOCK_ROWS * BLOCK_COLS;
+    uint8_t *codes = xcalloc(n, 1);
+    float *scales = xcalloc(m, sizeof *scales);
     for (uint64_t i = 0; i < n; i++)
-        t->bytes[i] = (uint8_t)(noise(&seed) % 127);
-    uint8_t *codes = t->bytes;
-    uint64_t rows = t->shape[1], cols = t->shape[2];
-    float *scales = xcalloc(shape[0], sizeof *scales);
-    for (uint64_t e = 0; e < shape[0]; e++)
-        scales[e] = 0.5f + (float)e;
-    raw_add(&raw, "model.layers.2.mlp.experts.gate_up_proj_scale_inv", "F32", 3, shape, (uint8_t *)scales, shape[0] * 4);
+        codes[i] = (uint8_t)(noise(&seed) % 127);
+    for (uint64_t i = 0; i < m; i++)
+        scales[i] = 0.5f + (float)i;
+    for (int e = 0; e < EXPERTS; e++)
+        for (int up = 0; up < 2; up++) {
+            snprintf(name, sizeof name, "model.layers.1.mlp.experts.%d.%s_proj.weight", e, up ? "up" : "gate");
+            raw_drop(&raw, name);
+        }
+    raw_add(&raw, "model.layers.1.mlp.experts.gate_up_proj", "F8_E4M3", 3, shape, codes, n);
+    raw_add(&raw, "model.layers.1.mlp.experts.gate_up_proj_scale_inv", "F32", 3, blocks, (uint8_t *)scales, m * 4);
     raw_write(&raw, 0, raw.n, folder, "model.safetensors");
     struct weights_source *source = open_source(folder);
     struct weights_part part;
     struct error err = {0};
-    if (weights_source_load(source, PART_EXPERTS, 2, &part, &err))
+    if (weights_source_load(source, PART_EXPERTS, 1, &part, &err))
         fail_msg("%s", err.text);
-    for (int e = 0; e < part.n_experts; e++)
-        for (int which = 0; which < 2; which++) {
-            const struct matrix *m = which ? &part.experts[e].up : &part.experts[e].gate;
-            for (int r = 0; r < m->rows; r++)
-                for (int i = 0; i < m->cols; i++) {
-                    uint64_t row = (uint64_t)e * rows + (uint64_t)(which * m->rows + r);
-                    assert_true(((const float *)m->data)[r * m->cols + i] == fp8_to_f32(codes[row * cols + (uint64_t)i]) * scales[e]);
-                }
-        }
+    for (int e = 0; e < EXPERTS; e++)
+        for (int row = 0; row < ROWS; row++)
+            for (int i = 0; i < HIDDEN; i++) {
+                const struct matrix *matrix = row < MOE ? &part.experts[e].gate : &part.experts[e].up;
+                float expected =
+                    fp8_to_f32(codes[(e * ROWS + row) * HIDDEN + i]) * scales[(e * BLOCK_ROWS + row / 128) * BLOCK_COLS + i / 128];
+                assert_true(((const float *)matrix->data)[row % MOE * HIDDEN + i] == expected);
+            }
     weights_part_release(&part);
     weights_source_close(&source);
     raw_release(&raw);
@@ -567,6 +589,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_element_is_that_of_the_files_kv_b_split_and_transposed),
         cmocka_unit_test(fused_and_per_expert_tensors_give_the_same_parts),
+        cmocka_unit_test(large_and_ragged_fp8_matrices_use_the_scales_of_their_blocks),
         cmocka_unit_test(fused_fp8_experts_use_their_own_block_grid),
         cmocka_unit_test(one_file_shards_and_index_give_the_same_parts),
         cmocka_unit_test(dead_tensors_change_nothing),
