@@ -523,9 +523,8 @@ static void first_opening_writes_checksums_and_later_loads_obey_them(void **stat
     } while (part_next(weights_source_config(source), &kind, &layer));
     assert_int_equal(n_refused, 1);
     weights_source_close(&source);
-    /* another header under the same names */
+    /* a header that is one space longer */
     struct error err = {0};
-    bytes[20] ^= 0; /* same bytes, but one more space in the header changes the size */
     uint64_t header_bytes;
     memcpy(&header_bytes, bytes, 8);
     uint8_t *longer = xcalloc(n + 1, 1);
