@@ -5,6 +5,7 @@
 #include "common/check.h"
 #include "common/clock.h"
 #include "common/memory.h"
+#include "model/token_counts.h"
 
 static int is_stop(const struct generation *g, int id)
 {
@@ -14,41 +15,12 @@ static int is_stop(const struct generation *g, int id)
     return 0;
 }
 
-/* How often each id occurs, for the penalties; kept only where one is in use. */
-struct counts {
-    struct token_count *list; /* [n_tokens] room */
-    int *place;               /* [n_tokens] index in list + 1, 0: not there */
-    size_t n;
-};
-
-static int has_penalties(const struct sampler_params *p)
-{
-    return p->repetition_penalty != 1 || p->frequency_penalty != 0 || p->presence_penalty != 0;
-}
-
-static void counts_init(struct counts *counts, const struct generation *g)
-{
-    counts->list = xcalloc((size_t)g->n_tokens, sizeof *counts->list);
-    counts->place = xcalloc((size_t)g->n_tokens, sizeof *counts->place);
-}
-
-static void counts_add(struct counts *counts, int id, int n_tokens, int in_answer)
-{
-    if (!counts->list || id >= n_tokens)
-        return;
-    if (!counts->place[id]) {
-        counts->list[counts->n].id = id;
-        counts->place[id] = (int)++counts->n;
-    }
-    counts->list[counts->place[id] - 1].n_in_answer += (uint32_t)in_answer;
-}
-
 /* One generation under way. */
 struct run {
     struct model *model;
     struct sequence_state *sequence;
     struct generation *g;
-    struct counts counts;
+    struct token_counts counts;
     float *logits; /* [vocab] of the last row */
     void *scratch;
 };
@@ -90,7 +62,7 @@ static enum status decode(struct run *r, struct error *err)
             break;
         }
         g->n_new++;
-        counts_add(&r->counts, id, g->n_tokens, 1);
+        token_counts_add(&r->counts, id, 1);
         if (g->on_token(g->ctx, id)) {
             g->end = GENERATION_ENDED_BY_CALLER;
             break;
@@ -110,10 +82,9 @@ enum status generate(struct model *model, struct sequence_state *sequence, struc
     struct run r = {.model = model, .sequence = sequence, .g = g};
     r.logits = xcalloc((size_t)model->config->vocab_size, sizeof *r.logits);
     r.scratch = xcalloc(1, sampler_scratch_bytes(g->n_tokens));
-    if (has_penalties(&g->sampling))
-        counts_init(&r.counts, g);
+    token_counts_init(&r.counts, &g->sampling, g->n_tokens);
     for (int i = 0; i < g->n_prompt; i++)
-        counts_add(&r.counts, g->prompt[i], g->n_tokens, 0);
+        token_counts_add(&r.counts, g->prompt[i], 0);
     struct clock *clock = clock_monotonic();
     uint64_t start = clock_now_ns(clock);
     g->n_new = 0;
@@ -123,8 +94,7 @@ enum status generate(struct model *model, struct sequence_state *sequence, struc
         status = decode(&r, err);
     g->prefill_ns = first - start;
     g->decode_ns = clock_now_ns(clock) - first;
-    free(r.counts.list);
-    free(r.counts.place);
+    token_counts_release(&r.counts);
     free(r.scratch);
     free(r.logits);
     return status;
