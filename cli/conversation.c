@@ -11,6 +11,7 @@
 #include "model/detokenizer.h"
 #include "model/generate.h"
 #include "model/generation_config.h"
+#include "model/utf8.h"
 
 static volatile sig_atomic_t interrupted;
 
@@ -20,14 +21,19 @@ static void on_interrupt(int signal_number)
     interrupted = 1;
 }
 
-int conversation_was_interrupted(void)
+/* JSON holds nothing but UTF-8, and a terminal may send anything. */
+static json_t *json_of(const char *bytes, size_t length)
 {
-    return interrupted;
+    struct text repaired = {0};
+    utf8_append_repaired(&repaired, bytes, length);
+    json_t *string = json_stringn(repaired.bytes ? repaired.bytes : "", repaired.length);
+    text_free(&repaired);
+    return string;
 }
 
-static void add_message(json_t *messages, const char *role, const char *content)
+static json_t *message_new(const char *role, const char *content, size_t length)
 {
-    json_array_append_new(messages, json_pack("{s:s, s:s}", "role", role, "content", content));
+    return json_pack("{s:s, s:o}", "role", role, "content", json_of(content, length));
 }
 
 static void set_sampling(struct conversation *c, const struct generation_config *g)
@@ -66,20 +72,23 @@ enum status conversation_open(struct conversation *c, const char *dir, const str
         status = generation_config_read(&generation, generation_path, err);
     if (!status)
         status = model_sequence_init(c->model, &c->sequence, c->model->max_positions, err);
+    if (!status) {
+        set_sampling(c, &generation);
+        status = sampler_params_check(&c->sampling, err);
+    }
     free(tokenizer_path);
     free(generation_path);
     if (status) {
         conversation_close(c);
         return status;
     }
-    set_sampling(c, &generation);
     for (int i = 0; i < c->model->config->n_eos_ids; i++)
         add_stop_id(c, c->model->config->eos_ids[i]);
     for (int i = 0; i < generation.n_eos_ids; i++)
         add_stop_id(c, generation.eos_ids[i]);
     if (options->system)
-        add_message(c->messages, "system", options->system);
-    return sampler_params_check(&c->sampling, err);
+        json_array_append_new(c->messages, message_new("system", options->system, strlen(options->system)));
+    return STATUS_OK;
 }
 
 void conversation_close(struct conversation *c)
@@ -159,7 +168,7 @@ static int on_token(void *ctx, int id)
     a->status = detokenizer_feed(&a->detokenizer, a->conversation->tokenizer, id, &a->piece, a->err);
     if (!a->status && a->piece.length)
         a->status = chat_parser_feed(a->parser, a->piece.bytes, a->piece.length, a->err);
-    return a->status || interrupted;
+    return a->status || interrupted || ferror(stdout); /* nobody reads on: main says so */
 }
 
 /* What was held back comes out, and the terminal is as before. */
@@ -186,9 +195,9 @@ static void print_figures(const struct generation *g, int n_reused)
 
 static void remember_answer(struct conversation *c, const struct answer *a)
 {
-    json_t *message = json_pack("{s:s, s:s}", "role", "assistant", "content", a->content.bytes ? a->content.bytes : "");
+    json_t *message = message_new("assistant", a->content.bytes, a->content.length);
     if (a->reasoning.length)
-        json_object_set_new(message, "reasoning_content", json_string(a->reasoning.bytes));
+        json_object_set_new(message, "reasoning_content", json_of(a->reasoning.bytes, a->reasoning.length));
     json_array_append_new(c->messages, message);
 }
 
@@ -239,7 +248,7 @@ enum status conversation_ask(struct conversation *c, const char *question, struc
     struct id_list ids = {0};
     int opens_reasoning;
     struct sigaction action = {.sa_handler = on_interrupt}, before;
-    add_message(c->messages, "user", question);
+    json_array_append_new(c->messages, message_new("user", question, strlen(question)));
     enum status status = prompt_ids(c, &ids, &opens_reasoning, err);
     if (!status) {
         interrupted = 0;

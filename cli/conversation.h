@@ -34,11 +34,8 @@ enum status conversation_open(struct conversation *conversation, const char *dir
 void conversation_close(struct conversation *conversation);
 
 /* Adds the question, streams the answer to stdout (reasoning dimmed on a terminal) and one line of figures to stderr, adds the answer.
- * Ctrl-C ends the answer early. Prefixes that the sequence already holds are not computed again. */
+ * Ctrl-C ends the answer early, and so does a closed output. Prefixes that the sequence already holds are not computed again. */
 enum status conversation_ask(struct conversation *conversation, const char *question, struct error *err);
-
-/* 1 when Ctrl-C ended the last answer. */
-int conversation_was_interrupted(void);
 
 #define CONVERSATION_OPTION_ROWS                                                                                                           \
     {"system", OPTION_TEXT, offsetof(struct conversation_options, system), .metavar = "TEXT", .help = "system message"},                   \

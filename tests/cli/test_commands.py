@@ -108,6 +108,20 @@ def test_what_people_write_never_becomes_a_special_token(pack):
     assert len(ids) > 2
 
 
+def test_a_question_that_is_not_utf8_is_asked_all_the_same(pack):
+    def prompt_tokens(question):
+        done = subprocess.run([HEARTH, "run", str(pack), question, "--temperature", "0", "--no-think", "--max-tokens", "1"], capture_output=True, timeout=60)
+        assert done.returncode == 0
+        return int(done.stderr.split(b"[")[-1].split()[0])
+    assert prompt_tokens(b"Hello \xff") == prompt_tokens("Hello \ufffd".encode()) > prompt_tokens(b"Hello")
+
+
+def test_an_answer_that_nobody_can_read_ends_at_once(pack):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([HEARTH, "run", str(pack), "Tell me a story about a fox."], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 1 and "standard output" in done.stderr and "; 1 tokens" in done.stderr
+
+
 def test_reasoning_is_dimmed_on_a_terminal_only(pack):
     plain = hearth("run", pack, "What is 3 plus 4?", "--temperature", "0").stdout
     assert "\x1b" not in plain
