@@ -50,7 +50,7 @@ static enum status pick(struct run *r, int *id, struct error *err)
 static enum status decode(struct run *r, struct error *err)
 {
     struct generation *g = r->g;
-    int room = r->sequence->blocks_max * CACHE_BLOCK_POSITIONS - r->sequence->length + 1, id;
+    int room = r->sequence->positions_max - r->sequence->length + 1, id;
     int most = g->max_new < room ? g->max_new : room;
     g->end = GENERATION_LENGTH;
     while (g->n_new < most) {

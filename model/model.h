@@ -52,7 +52,7 @@ struct model_input {
 };
 
 /* Runs the tokens of several different sequences through the model together, in sets of at most max_rows rows, and raises the lengths. A value
- * that is not finite fails with the layer and position in the sentence; the sequence's length then stays where it was. */
+ * that is not finite fails with the layer and position in the sentence; lengths then hold what the sets before that one raised them to. */
 enum status model_forward(struct model *model, const struct model_input *inputs, int n_inputs, struct error *err);
 
 /* True MTP rows of positions [first, first + n): tokens [n] are those at first + 1 ..., hidden [n][H] their h. logits [n][vocab] or NULL: only the cache

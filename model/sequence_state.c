@@ -20,7 +20,7 @@ static enum status grow(struct sequence_state *sequence, struct error *err)
 enum status sequence_state_init(struct sequence_state *sequence, struct position_cache *cache, int positions, struct error *err)
 {
     CHECK(positions > 0);
-    *sequence = (struct sequence_state){.cache = cache, .blocks_max = cache_blocks_for(positions)};
+    *sequence = (struct sequence_state){.cache = cache, .blocks_max = cache_blocks_for(positions), .positions_max = positions};
     sequence->blocks = xcalloc((size_t)sequence->blocks_max, sizeof *sequence->blocks);
     enum status status = grow(sequence, err);
     if (status)
@@ -39,7 +39,8 @@ void sequence_state_release(struct sequence_state *sequence)
 enum status sequence_state_fork(struct sequence_state *sequence, const struct sequence_state *from, int length, int positions, struct error *err)
 {
     CHECK(length >= 0 && length <= from->length && length <= positions);
-    *sequence = (struct sequence_state){.cache = from->cache, .blocks_max = cache_blocks_for(positions), .length = length};
+    *sequence = (struct sequence_state){
+        .cache = from->cache, .blocks_max = cache_blocks_for(positions), .positions_max = positions, .length = length};
     sequence->blocks = xcalloc((size_t)sequence->blocks_max, sizeof *sequence->blocks);
     for (; sequence->n_blocks < cache_blocks_for(length); sequence->n_blocks++) {
         sequence->blocks[sequence->n_blocks] = from->blocks[sequence->n_blocks];
@@ -56,9 +57,8 @@ enum status sequence_state_prepare(struct sequence_state *sequence, int begin, i
 {
     struct position_cache *cache = sequence->cache;
     CHECK(begin >= 0 && begin < end);
-    if (end > sequence->blocks_max * CACHE_BLOCK_POSITIONS)
-        return error_set(err, STATUS_INVALID, "position %d is beyond the %d that this sequence was opened for", end - 1,
-                         sequence->blocks_max * CACHE_BLOCK_POSITIONS);
+    if (end > sequence->positions_max)
+        return error_set(err, STATUS_INVALID, "position %d is beyond the %d that this sequence was opened for", end - 1, sequence->positions_max);
     for (int i = begin / CACHE_BLOCK_POSITIONS; i <= (end - 1) / CACHE_BLOCK_POSITIONS; i++) {
         int old = sequence->blocks[i], own;
         if (cache->references[old] == 1)

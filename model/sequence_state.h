@@ -10,11 +10,13 @@ struct sequence_state {
     struct position_cache *cache;
     int *blocks; /* [blocks_max] block numbers, [n_blocks] in use */
     int n_blocks, blocks_max;
+    int positions_max; /* what it may grow to; its last block may have room for more, the scratch of the layers has not */
     int length;     /* rows of the main layers that are valid */
     int mtp_length; /* rows of the MTP layer that are true (made from committed tokens) */
 };
 
-/* A sequence that may grow to `positions`; takes its blocks at once, so that it cannot fail later. STATUS_BUSY when they are not there. */
+/* A sequence that may grow to `positions`; takes its blocks at once, so that it cannot fail later, unless another is forked from it.
+ * STATUS_BUSY when they are not there. */
 enum status sequence_state_init(struct sequence_state *sequence, struct position_cache *cache, int positions, struct error *err);
 void sequence_state_release(struct sequence_state *sequence);
 
@@ -22,7 +24,8 @@ void sequence_state_release(struct sequence_state *sequence);
  * length - 1 depends on the token after it and does not count. */
 enum status sequence_state_fork(struct sequence_state *sequence, const struct sequence_state *from, int length, int positions, struct error *err);
 
-/* Before rows [begin, end) are written: makes their blocks this sequence's own. */
+/* Before rows [begin, end) are written: makes their blocks this sequence's own. STATUS_INVALID beyond positions_max; STATUS_BUSY when a block that
+ * another sequence shares needs a copy and there is no free one. */
 enum status sequence_state_prepare(struct sequence_state *sequence, int begin, int end, struct error *err);
 
 /* Lowers the length; rows at and above it are void. */

@@ -127,6 +127,28 @@ static void a_value_that_is_not_finite_names_layer_and_position(void **state)
     temporary_remove(&dir);
 }
 
+/* 40 positions are less than a block: the room that the block has beyond them is nobody's. */
+static void a_sequence_ends_where_it_was_opened_to_end(void **state)
+{
+    (void)state;
+    char path[512];
+    char *dir = temporary_copy(golden_path(path, "tiny-share", "checkpoint"));
+    struct model *m = open_or_fail(dir, &(struct model_options){.max_positions = 40});
+    struct sequence_state s;
+    struct error err;
+    int tokens[41] = {0};
+    assert_int_equal(model_sequence_init(m, &s, 40, &err), STATUS_OK);
+    assert_int_equal(model_forward(m, &(struct model_input){&s, tokens, 41, NULL, NULL}, 1, &err), STATUS_INVALID);
+    assert_non_null(strstr(err.text, "position 40"));
+    assert_int_equal(s.length, 0);
+    assert_int_equal(model_forward(m, &(struct model_input){&s, tokens, 40, NULL, NULL}, 1, &err), STATUS_OK);
+    assert_int_equal(model_forward(m, &(struct model_input){&s, tokens, 1, NULL, NULL}, 1, &err), STATUS_INVALID);
+    assert_int_equal(s.length, 40);
+    sequence_state_release(&s);
+    model_close(&m);
+    temporary_remove(&dir);
+}
+
 static void too_much_memory_is_refused_with_its_accounts(void **state)
 {
     (void)state;
@@ -165,6 +187,7 @@ int main(void)
         cmocka_unit_test(forked_sequences_share_until_one_writes),
         cmocka_unit_test(lowering_a_length_lowers_the_true_mtp_rows),
         cmocka_unit_test(a_value_that_is_not_finite_names_layer_and_position),
+        cmocka_unit_test(a_sequence_ends_where_it_was_opened_to_end),
         cmocka_unit_test(too_much_memory_is_refused_with_its_accounts),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
