@@ -1,9 +1,11 @@
 /* hearth bench kernels: how near the matmul kernels come to what this machine can do. For every format, shape and number of x rows it
- * alternates four measurements until the time is up, so that all four see the same noise, and prints medians: read    plain reading of the
- * same memory                         (kernels/probe.h) stream  the kernel over matrices that come from memory, scales included cache   the
- * same kernel over a matrix that stays in the second cache peak    the widest dot instruction, registers only Work is split by parallel_for
- * as the engine does. Rates count each thread's own CPU time, which other programs disturb least; the wall clock's rate stands beside it.
- */
+ * alternates four measurements until the time is up, so that all four see the same noise, and prints medians:
+ * - read: plain reading of the same memory (kernels/probe.h);
+ * - stream: the kernel over matrices that come from memory, scales included;
+ * - cache: the same kernel over a matrix that stays in the second cache;
+ * - peak: the widest dot instruction, registers only.
+ * Work is split by parallel_for as the engine does. Rates count each thread's own CPU time, which other programs disturb least; the wall
+ * clock's rate stands beside it. */
 #include <sched.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -183,17 +185,39 @@ static void run_dot(void *ctx, int begin, int end)
     __atomic_fetch_add(&job->sink, macs, __ATOMIC_RELAXED);
 }
 
-/* Each thread to a core of its own: left to the scheduler of a busy machine, a team can take turns on one. */
+struct pinning {
+    cpu_set_t allowed;
+    int threads, n_here;
+};
+
+/* Each thread to a core of its own: left to the scheduler of a busy machine, a team can take turns on one. Any thread may claim any part, so each
+ * waits in its part until all are there; a thread that cannot be had is waited for a second. */
 static void pin_thread(void *ctx, int begin, int end)
 {
-    const cpu_set_t *allowed = ctx;
+    struct pinning *p = ctx;
+    CHECK(end - begin == 1);
+    __atomic_fetch_add(&p->n_here, 1, __ATOMIC_RELAXED);
+    uint64_t start = clock_now_ns(clock_monotonic());
+    while (__atomic_load_n(&p->n_here, __ATOMIC_RELAXED) < p->threads && clock_now_ns(clock_monotonic()) - start < 1000000000)
+        sched_yield();
     cpu_set_t one;
     CPU_ZERO(&one);
     for (int cpu = 0, seen = 0; cpu < CPU_SETSIZE; cpu++)
-        if (CPU_ISSET(cpu, allowed) && seen++ == begin)
+        if (CPU_ISSET(cpu, &p->allowed) && seen++ == begin)
             CPU_SET(cpu, &one);
-    if (end - begin == 1 && CPU_COUNT(&one) == 1)
+    if (CPU_COUNT(&one) == 1)
         sched_setaffinity(0, sizeof one, &one); /* a wish, like huge pages */
+}
+
+static void pin_team(int threads)
+{
+    static struct pinning p;
+    if (!CPU_COUNT(&p.allowed)) /* before the first thread was pinned */
+        sched_getaffinity(0, sizeof p.allowed, &p.allowed);
+    sched_setaffinity(0, sizeof p.allowed, &p.allowed); /* threads that start now inherit it */
+    p.threads = threads;
+    p.n_here = 0;
+    parallel_for(threads, 1, pin_thread, &p);
 }
 
 /* What a line of the table measures. */
@@ -342,14 +366,11 @@ static void bench_variant(struct weights *w, const struct inputs *in, const stru
                           struct point p)
 {
     static const int n_xs[] = {1, 2, 4, 8, 32};
-    static cpu_set_t allowed; /* before the first thread was pinned */
-    if (!CPU_COUNT(&allowed))
-        sched_getaffinity(0, sizeof allowed, &allowed);
     for (int threads = o->threads ? (int)o->threads : 1; threads <= (o->threads ? (int)o->threads : 2); threads++)
         for (size_t i = 0; i < sizeof n_xs / sizeof *n_xs && (i == 0 || !o->rows); i++) {
             p.threads = threads;
             parallel_set_threads(threads);
-            parallel_for(threads, 1, pin_thread, &allowed);
+            pin_team(threads);
             p.n_x = o->rows ? (int)o->rows : n_xs[i];
             struct rates r = measure(w, in, best, &p, o->seconds);
             print_rates(w, &p, &r);
