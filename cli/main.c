@@ -8,6 +8,7 @@
 
 #include "cli/command.h"
 #include "common/check.h"
+#include "kernels/cpu_features.h"
 
 static int error_is_usage;
 
@@ -71,6 +72,8 @@ static int run(const struct command *c, int argc, char **argv)
         error_is_usage = 1;
     else if (n_arguments < c->n_arguments_min)
         status = command_usage(&err, "missing argument: %s", c->arguments);
+    if (!status)
+        status = cpu_check_minimum(&err);
     if (!status)
         status = c->run(options, arguments, n_arguments, &err);
     if (!status && (fflush(stdout) || ferror(stdout)))

@@ -12,7 +12,7 @@ enum cpu_feature {
 
 unsigned cpu_features(void);
 
-/* Fails by name when the machine is below what Hearth needs (x86-64-v3, ARMv8.2 with dot products). */
+/* Fails by name when the machine is below what Hearth needs: x86-64-v3. On ARM every 64-bit CPU runs the scalar kernels. */
 enum status cpu_check_minimum(struct error *err);
 
 #endif

@@ -87,7 +87,7 @@ struct kernels {
 };
 
 /* Fills the table with the best variant this CPU runs, none above isa_max. isa "auto" | "scalar" | "avx2" | "avx512".
- * Fails with STATUS_UNSUPPORTED when the CPU is below the minimum (x86-64-v3, ARMv8.2) or cannot run the forced ISA; names what is missing. */
+ * Fails with STATUS_UNSUPPORTED when the CPU is below the minimum (cpu_check_minimum) or cannot run the forced ISA; names what is missing. */
 enum status kernels_select(struct kernels *out, const char *isa, struct error *err);
 
 /* Shorthand used by the model: the right matmul for m's format. */

@@ -1,6 +1,7 @@
 """What a person sees of `hearth`: exit codes, help, answers, errors, and the checking command against the stored reference."""
 import json
 import os
+import platform
 import pty
 import shutil
 import struct
@@ -69,6 +70,15 @@ def test_mistakes_in_the_call_exit_with_2_and_say_how(arguments):
 def test_failures_exit_with_1_and_name_the_thing(arguments):
     done = hearth(*arguments, ok=False)
     assert done.returncode == 1 and "/" in done.stderr and not done.stdout
+    assert not Path("/tmp/never-made").exists()
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or not shutil.which("qemu-x86_64"), reason="needs qemu-x86_64 on x86-64")
+@pytest.mark.parametrize("arguments", [["convert", "SRC", "/tmp/never-made"], ["inspect", "SRC"], ["run", "SRC", "q"], ["bench", "kernels"]])
+def test_a_cpu_below_the_minimum_is_refused_by_name(vendor, arguments):
+    arguments = [str(vendor) if a == "SRC" else a for a in arguments]
+    done = subprocess.run(["qemu-x86_64", "-cpu", "Nehalem", HEARTH, *arguments], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "no AVX2" in done.stderr and "x86-64-v3" in done.stderr
     assert not Path("/tmp/never-made").exists()
 
 
