@@ -69,6 +69,7 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t moved = PTHREAD_COND_INITIALIZER; /* claims or n_finished changed */
 static atomic_int n_sleeping;
 static int n_workers; /* started so far; only the calling thread reads it */
+static atomic_int is_running; /* a call is under way: a second one, from another thread or from inside a part, would wait for ever */
 
 static void wake_sleepers(void)
 {
@@ -146,6 +147,7 @@ static void start_workers(int n)
 
 static void run_team(const struct split *s)
 {
+    CHECK(!atomic_exchange(&is_running, 1));
     start_workers(s->parts - 1);
     team_split = *s;
     atomic_store(&n_finished, 0);
@@ -154,6 +156,7 @@ static void run_team(const struct split *s)
     wake_sleepers();
     run_claimed_parts();
     wait_until(all_finished, (uint64_t)s->parts);
+    atomic_store(&is_running, 0);
 }
 
 #endif

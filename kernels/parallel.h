@@ -1,5 +1,5 @@
 /* The only place with threads in the arithmetic: parallel_for splits outputs, never a sum, so the number of threads never changes a bit.
- * Called from one thread at a time (the stage's compute thread), which works too. */
+ * Called from one thread at a time (the stage's compute thread), which works too, and never from inside a part. */
 #ifndef HEARTH_KERNELS_PARALLEL_H
 #define HEARTH_KERNELS_PARALLEL_H
 
