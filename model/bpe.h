@@ -31,7 +31,8 @@ struct bpe {
 void bpe_add_merge(struct bpe *bpe, int left, int right, uint32_t rank, int id);
 void bpe_release(struct bpe *bpe);
 
-/* Working memory of one call at a time; grows with the longest piece seen, at most 64 bytes a byte of text. Zero-initialise. */
+/* Working memory of one call at a time; grows with the longest piece seen, at most 104 bytes a byte of it (24 for symbols, 80 for a heap of
+ * twice as many candidates, doubled). Zero-initialise. */
 struct bpe_scratch {
     struct bpe_symbol *symbols;
     size_t symbols_capacity;

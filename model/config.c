@@ -18,7 +18,7 @@ struct reader {
     enum status status; /* first failure; later reads do nothing */
 };
 
-/* A whole number in [1, max] unless fallback (MISSING: required) says otherwise. */
+/* A whole number in [min, max]; fallback when the key is absent (MISSING: it must be there). */
 static int read_int(struct reader *r, const char *key, int64_t min, int64_t max, int64_t fallback)
 {
     int64_t value = 0;

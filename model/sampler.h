@@ -1,5 +1,5 @@
-/* The next token, as a pure function of scores, seed and position (docs/MODEL.md, "Sampling"; docs/PROTOCOL.md has the same definition for
- * the pipeline).
+/* The next token, as a pure function of scores, seed and position (docs/MODEL.md, "Sampling"; docs/spec/pipeline_protocol.md has the
+ * same definition for the pipeline).
  *
  * Scores are the logits of ids below n_tokens; the repetition penalty r over prompt and answer (x / r for x > 0, x * r else), then
  * frequency and presence over the answer, then the bias. Temperature 0: the largest score, ties to the lower id. Otherwise s = score / T;
@@ -70,7 +70,7 @@ enum status sampler_pick(const struct sampler_params *params, const struct sampl
 /* G of an id at a position: the noise that sampler_pick adds. For drafting with the same noise. */
 double sampler_noise(uint64_t seed, uint32_t position, int id);
 
-/* log of the sum over i of exp(scores[i] * scale), i ascending, scores[best] the largest. For the tail of a pipeline: sums of one row must
+/* log of the sum over i of exp(scores[i] / temperature), i ascending, scores[best] the largest. For the tail of a pipeline: sums of one row must
  * have the same bits wherever they are made. */
 double sampler_log_sum_exp(const double *scores, int n, int best, double temperature);
 

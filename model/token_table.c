@@ -52,7 +52,7 @@ static void grow_slots(struct token_table *table)
 static void grow_entries(struct token_table *table, size_t n_ids)
 {
     if (n_ids > table->entries_capacity) {
-        size_t capacity = n_ids * 2;
+        size_t capacity = n_ids < TOKEN_IDS_MAX / 2 ? n_ids * 2 : TOKEN_IDS_MAX;
         table->entries = xrealloc(table->entries, capacity * sizeof *table->entries);
         memset(table->entries + table->entries_capacity, 0, (capacity - table->entries_capacity) * sizeof *table->entries);
         table->entries_capacity = capacity;
