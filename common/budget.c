@@ -81,22 +81,36 @@ static uint64_t machine_available(void)
     return kib ? (uint64_t)kib * 1024 : UINT64_MAX;
 }
 
-/* The cgroup's own files are seen at the mount's root inside a container, and under the path of /proc/self/cgroup outside. */
+/* The least room of the group and of all groups around it: a limit may stand at any level. Inside a container the process's own group can be the
+ * mount's root, whatever its path says: the way up ends there. path is destroyed. */
+static uint64_t room_up_from(char *path, const char *root, const char *limit_name, const char *used_name)
+{
+    uint64_t least = UINT64_MAX;
+    char limit[700], used[700];
+    for (char *end = path + strlen(path); end; end = strrchr(path, '/')) {
+        *end = 0;
+        snprintf(limit, sizeof limit, "%s%s/%s", root, path, limit_name);
+        snprintf(used, sizeof used, "%s%s/%s", root, path, used_name);
+        uint64_t here = room(limit, used);
+        least = here < least ? here : least;
+    }
+    return least;
+}
+
+/* Lines of /proc/self/cgroup are "0::PATH" (v2) and "N:memory:PATH" (v1); a path may have colons. */
 static uint64_t cgroup_room(void)
 {
     uint64_t least = UINT64_MAX;
     FILE *file = fopen("/proc/self/cgroup", "re");
-    char line[512], limit[700], used[700];
+    char line[512];
     while (file && fgets(line, sizeof line, file)) {
         line[strcspn(line, "\n")] = 0;
-        char *path = strrchr(line, ':');
-        int v2 = !strncmp(line, "0::", 3), v1 = strstr(line, ":memory:") != NULL;
-        if (!path || (!v2 && !v1))
-            continue;
-        const char *root = v2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory";
-        snprintf(limit, sizeof limit, "%s%s/%s", root, path + 1, v2 ? "memory.max" : "memory.limit_in_bytes");
-        snprintf(used, sizeof used, "%s%s/%s", root, path + 1, v2 ? "memory.current" : "memory.usage_in_bytes");
-        uint64_t here = room(limit, used);
+        char *v1 = strstr(line, ":memory:");
+        uint64_t here = UINT64_MAX;
+        if (!strncmp(line, "0::", 3))
+            here = room_up_from(line + 3, "/sys/fs/cgroup", "memory.max", "memory.current");
+        else if (v1)
+            here = room_up_from(v1 + 8, "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes");
         least = here < least ? here : least;
     }
     if (file)

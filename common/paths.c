@@ -20,7 +20,7 @@ enum status paths_make_dirs(const char *path, struct error *err)
 {
     char *copy = xstrdup(path);
     enum status status = STATUS_OK;
-    for (char *at = copy + 1;; at++) {
+    for (char *at = copy + !!*copy;; at++) {
         char c = *at;
         if (c && c != '/')
             continue;
