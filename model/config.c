@@ -126,6 +126,8 @@ static void read_experts(struct reader *r, struct model_config *c)
     c->topk_group = read_int(r, "topk_group", 1, EXPERTS_MAX, 1);
     c->norm_topk_prob = read_bool(r, "norm_topk_prob", 1);
     c->routed_scaling_factor = (float)read_number(r, "routed_scaling_factor", 1.0);
+    if (!(c->routed_scaling_factor > 0 && c->routed_scaling_factor <= 1e6f))
+        REFUSE(r, "%s: routed_scaling_factor must lie between 0 and 1e6", r->file);
     require_text(r, r->object, "scoring_func", "sigmoid");
     require_text(r, r->object, "topk_method", "noaux_tc");
     if (r->status)

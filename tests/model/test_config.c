@@ -130,6 +130,8 @@ static void inconsistent_values_are_refused_by_name(void **state)
         {"{\"mlp_layer_types\":[1,2,3,4,5,6,7,8,9,10,11,12]}", "mlp_layer_types[0]"},
         {"{\"rms_norm_eps\":0}", "rms_norm_eps"},
         {"{\"rms_norm_eps\":\"small\"}", "rms_norm_eps"},
+        {"{\"routed_scaling_factor\":0}", "routed_scaling_factor"},
+        {"{\"routed_scaling_factor\":1e39}", "routed_scaling_factor"},
         {"{\"rope_parameters\":{\"rope_theta\":0}}", "rope_theta"},
         {"{\"rope_parameters\":{\"rope_theta\":10000,\"rope_type\":\"yarn\"}}", "rope_type"},
         {"{\"rope_parameters\":[]}", "rope_parameters"},
