@@ -50,8 +50,10 @@ static void show_line(struct display *d, const struct convert_progress *p, uint6
     double seconds = (double)(now_ns - d->begin_ns) / 1e9;
     double rate = (double)(p->done_bytes - d->kept_bytes) / (seconds > 0.1 ? seconds : 0.1),
            left = rate > 0 ? (double)(p->total_bytes - p->done_bytes) / rate : 0;
-    fprintf(stderr, "\r\033[K%5.1f%%  %s %s, %.1f MB/s, %.0f:%02.0f left", 100.0 * (double)p->done_bytes / (double)p->total_bytes,
-            p->is_comparing ? "comparing" : "writing", p->part_file, rate / 1e6, (double)(int)(left / 60), left - 60 * (int)(left / 60));
+    uint64_t seconds_left = left < 1e9 ? (uint64_t)left : 1000000000; /* 31 years: the first bytes of a slow disk say that */
+    fprintf(stderr, "\r\033[K%5.1f%%  %s %s, %.1f MB/s, %llu:%02u left", 100.0 * (double)p->done_bytes / (double)p->total_bytes,
+            p->is_comparing ? "comparing" : "writing", p->part_file, rate / 1e6, (unsigned long long)seconds_left / 60,
+            (unsigned)(seconds_left % 60));
     fflush(stderr);
     d->shown_ns = now_ns;
 }
