@@ -41,7 +41,7 @@ static enum status prefill(struct run *r, struct error *err)
 static enum status pick(struct run *r, int *id, struct error *err)
 {
     struct sampler_context context = {r->counts.list, r->counts.n, (uint32_t)r->sequence->length};
-    struct sampled_token token;
+    struct sampled_token token = {0};
     enum status status = sampler_pick(&r->g->sampling, &context, r->logits, r->g->n_tokens, r->scratch, 0, &token, err);
     *id = token.id;
     return status;
