@@ -20,6 +20,8 @@ enum {
     TEXT_BYTES_MAX = 1024,             /* sentences */
     ENDPOINT_BYTES_MAX = 128,
     KEY_TEXT_BYTES = 40,               /* a CURVE key in Z85 */
+    THREADS_WIRE_MAX = 4096,
+    TEMPERATURE_MAX = 1000,
     MILLISECONDS_MAX = 24 * 3600 * 1000,
 };
 
