@@ -1,13 +1,13 @@
 /* struct transport over ZeroMQ.
  *
- * The coordinator binds a control socket (all nodes connect to it) and a row socket (the tail connects to it), and connects its rows to stage 0. A node connects its
- * control socket to the coordinator, binds a row socket (the stage before it connects to it) and connects its rows to the next stage, or at the tail to the
- * coordinator. So the one who binds is the CURVE server, and every connection is encrypted and known by key at both ends. Plaintext exists for measuring what that
- * costs.
+ * The coordinator binds a control socket (all nodes connect to it) and a row socket (the tail connects to it), and connects its rows to
+ * stage 0. A node connects its control socket to the coordinator, binds a row socket (the stage before it connects to it) and connects its
+ * rows to the next stage, or at the tail to the coordinator. So the one who binds is the CURVE server, and every connection is encrypted
+ * and known by key at both ends. Plaintext exists for measuring what that costs.
  *
- * Peers in packets: the control socket of the coordinator gives numbers >= PEER_FIRST_NODE, one for each process that spoke; a number is never given out twice. On a
- * node, control comes from PEER_COORDINATOR. Rows always arrive from PEER_PREVIOUS and leave to PEER_NEXT, on the coordinator too (its previous is the tail,
- * its next is stage 0).
+ * Peers in packets: the control socket of the coordinator gives numbers >= PEER_FIRST_NODE, one for each process that spoke; a number is
+ * never given out twice. On a node, control comes from PEER_COORDINATOR. Rows always arrive from PEER_PREVIOUS and leave to PEER_NEXT, on
+ * the coordinator too (its previous is the tail, its next is stage 0).
  *
  * One thread uses a transport, the one that opened it; ZeroMQ's own thread does the network and never calls us. No call waits. */
 #ifndef HEARTH_PROTO_ZMQ_TRANSPORT_H
@@ -46,7 +46,8 @@ struct transport_counters {
 
 struct zmq_transport;
 
-/* Binds and starts to connect; peers need not be there yet. Nobody is trusted until zmq_transport_trust (coordinator) or zmq_transport_set_previous (node). */
+/* Binds and starts to connect; peers need not be there yet. Nobody is trusted until zmq_transport_trust (coordinator) or
+ * zmq_transport_set_previous (node). */
 enum status zmq_transport_open(struct zmq_transport **out, const struct zmq_transport_options *options, struct error *err);
 /* Drops what is queued. */
 void zmq_transport_close(struct zmq_transport **transport);
@@ -54,7 +55,8 @@ void zmq_transport_close(struct zmq_transport **transport);
 /* The seam. */
 struct transport *zmq_transport_base(struct zmq_transport *transport);
 
-/* Coordinator: whose keys may connect, from now on (replaces the list, which is copied). Messages of a key that is no longer in it do not come out. */
+/* Coordinator: whose keys may connect, from now on (replaces the list, which is copied). Messages of a key that is no longer in it do not
+ * come out. */
 void zmq_transport_trust(struct zmq_transport *transport, const struct trusted_keys *trusted);
 
 /* Node: the only key whose rows are accepted; "" or NULL: nobody's (in plaintext: everybody's). */
@@ -63,8 +65,8 @@ void zmq_transport_set_previous(struct zmq_transport *transport, const char *key
 /* Where rows go from now on, and the key that must be there; endpoint NULL: nowhere. What was queued for the old one is dropped. */
 enum status zmq_transport_set_next(struct zmq_transport *transport, const char *endpoint, const char *key, struct error *err);
 
-/* One descriptor for poll(), readable when receive may have something or a queued message may move on; the same for the life of the transport. Call receive until
- * it returns 0 before polling again, and at least once a second: timers live there. */
+/* One descriptor for poll(), readable when receive may have something or a queued message may move on; the same for the life of the
+ * transport. Call receive until it returns 0 before polling again, and at least once a second: timers live there. */
 int zmq_transport_fd(const struct zmq_transport *transport);
 
 /* The bound endpoints, with real port numbers. */
