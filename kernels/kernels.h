@@ -17,7 +17,9 @@
 
 /* Rows of activations as int8, quantised once and handed to every matrix that reads them. For each group of 64 inputs: absmax below 2^-100
  * counts as 0 (scale 0, all values 0); else scale = absmax / 127, value = rne(x * (127 / absmax)) (both quotients rounded to f32 first), so
- * -127..127. Blocks are laid out as int8 weights are: 64 even elements, 64 odd; padding is 0. Borrowed memory. */
+ * -127..127. A group that holds a NaN or an infinity has scale NaN (0x7fc00000) and all values 0: everything computed from the row is NaN
+ * then, and the layer's check of its residual finds it. absmax is the largest of the bits of |x| as unsigned, which puts both above every
+ * number. Blocks are laid out as int8 weights are: 64 even elements, 64 odd; padding is 0. Borrowed memory. */
 struct quantized_rows {
     int n_rows, cols, n_blocks; /* n_blocks = blocks_of(cols) */
     int8_t *values;             /* [n_rows][n_blocks][128], 64-byte aligned */

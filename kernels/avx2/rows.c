@@ -7,26 +7,29 @@
 #define MIX_LANES 1
 #include "kernels/lanes/rows.h"
 
-/* One group of 64, its even and odd elements apart. */
-ALWAYS_INLINE void quantize_group(const float *x, int8_t *even, int8_t *odd, float *scale)
+ALWAYS_INLINE uint32_t largest_bits(const float *x)
 {
-    const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
-    struct lanes largest = lanes_set1(0.0f);
+    const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
+    __m256i all = _mm256_setzero_si256();
 #pragma GCC unroll 16
-    for (int i = 0; i < GROUP_ELEMENTS; i += LANES) {
-        struct lanes v = lanes_load(x + i);
-        largest = lanes_max((struct lanes){_mm256_and_ps(v.lo, magnitude), _mm256_and_ps(v.hi, magnitude)}, largest);
-    }
-    float absmax = lanes_largest(largest);
-    *scale = absmax < 0x1p-100f ? 0.0f : absmax / 127.0f;
-    const __m256 inverse = _mm256_set1_ps(absmax < 0x1p-100f ? 0.0f : 127.0f / absmax);
+    for (int i = 0; i < GROUP_ELEMENTS; i += 8)
+        all = _mm256_max_epu32(_mm256_and_si256(_mm256_loadu_si256((const __m256i *)(x + i)), magnitude), all);
+    __m128i largest = _mm_max_epu32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
+    largest = _mm_max_epu32(largest, _mm_shuffle_epi32(largest, 0x4e));
+    largest = _mm_max_epu32(largest, _mm_shuffle_epi32(largest, 0xb1));
+    return (uint32_t)_mm_cvtsi128_si32(largest);
+}
+
+ALWAYS_INLINE void round_group(const float *x, float inverse, int8_t *even, int8_t *odd)
+{
+    const __m256 by = _mm256_set1_ps(inverse);
     /* cvtps rounds to nearest even, as rintf does. Packing works within 128 bits: 16-bit values come out as elements 0-3 8-11 | 4-7 12-15
      * of each 16. */
     __m256i words[4];
 #pragma GCC unroll 16
     for (int i = 0; i < 4; i++)
-        words[i] = _mm256_permute4x64_epi64(_mm256_packs_epi32(_mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 16 * i), inverse)),
-                                                               _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 16 * i + 8), inverse))),
+        words[i] = _mm256_permute4x64_epi64(_mm256_packs_epi32(_mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 16 * i), by)),
+                                                               _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 16 * i + 8), by))),
                                             0xd8);
     /* Each 32-bit element is an even, then an odd value: shifts pick one, two more packs make bytes of them. */
     __m256i half[2][2];
@@ -41,10 +44,8 @@ ALWAYS_INLINE void quantize_group(const float *x, int8_t *even, int8_t *odd, flo
     _mm256_storeu_si256((__m256i *)odd, _mm256_permutevar8x32_epi32(_mm256_packs_epi16(half[1][0], half[1][1]), order));
 }
 
-static void quantize_block(const float *x, int8_t *values, float *scales, int32_t *lane_sums8)
+ALWAYS_INLINE void sum_lanes(const int8_t *values, int32_t *lane_sums8)
 {
-    quantize_group(x, values, values + GROUP_ELEMENTS, scales);
-    quantize_group(x + GROUP_ELEMENTS, values + GROUP_ELEMENTS / 2, values + GROUP_ELEMENTS + GROUP_ELEMENTS / 2, scales + 1);
     const __m256i eight = _mm256_set1_epi8(8), minus = _mm256_set1_epi16(-1);
 #pragma GCC unroll 16
     for (int half = 0; half < 2; half++) {
@@ -55,14 +56,4 @@ static void quantize_block(const float *x, int8_t *values, float *scales, int32_
     }
 }
 
-void quantize_row_avx2(const float *x, int cols, int8_t *values, float *scales, int32_t *lane_sums8)
-{
-    int b = 0;
-    for (; (b + 1) * BLOCK_ELEMENTS <= cols; b++)
-        quantize_block(x + b * BLOCK_ELEMENTS, values + b * BLOCK_ELEMENTS, scales + 2 * b, lane_sums8 + b * LANES);
-    if (b * BLOCK_ELEMENTS < cols) {
-        float padded[BLOCK_ELEMENTS] = {0};
-        memcpy(padded, x + b * BLOCK_ELEMENTS, (size_t)(cols - b * BLOCK_ELEMENTS) * sizeof *x);
-        quantize_block(padded, values + b * BLOCK_ELEMENTS, scales + 2 * b, lane_sums8 + b * LANES);
-    }
-}
+#include "kernels/lanes/quantize.h"

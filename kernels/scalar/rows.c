@@ -9,15 +9,35 @@
 /* Below this a group counts as zero: 127 / absmax must stay finite, and nothing that small survives a sum. */
 static const float ABSMAX_MIN = 0x1p-100f;
 
+static uint32_t magnitude_bits(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits & 0x7fffffff;
+}
+
+/* The largest |x| by its bits: for numbers the order is the same, and infinity and every NaN stand above all numbers. */
+static float largest_magnitude(const float *x, int n)
+{
+    uint32_t largest = 0;
+    for (int i = 0; i < n; i++)
+        largest = magnitude_bits(x[i]) > largest ? magnitude_bits(x[i]) : largest;
+    float magnitude;
+    memcpy(&magnitude, &largest, sizeof magnitude);
+    return magnitude;
+}
+
 void quantize_row_scalar(const float *x, int cols, int8_t *values, float *scales, int32_t *lane_sums8)
 {
     int n_blocks = blocks_of(cols);
     memset(values, 0, (size_t)n_blocks * BLOCK_ELEMENTS);
     for (int g = 0; g < 2 * n_blocks; g++) {
         int begin = g * GROUP_ELEMENTS, end = begin + GROUP_ELEMENTS < cols ? begin + GROUP_ELEMENTS : cols;
-        float absmax = 0;
-        for (int i = begin; i < end; i++)
-            absmax = fabsf(x[i]) > absmax ? fabsf(x[i]) : absmax;
+        float absmax = largest_magnitude(x + begin, end - begin);
+        if (!isfinite(absmax)) {
+            scales[g] = NAN;
+            continue;
+        }
         scales[g] = absmax < ABSMAX_MIN ? 0.0f : absmax / 127.0f;
         float inverse = absmax < ABSMAX_MIN ? 0.0f : 127.0f / absmax;
         int8_t *block = values + g / 2 * BLOCK_ELEMENTS;

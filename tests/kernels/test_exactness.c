@@ -69,8 +69,9 @@ static void guarded_free(struct guarded *g)
 
 /* ---- contents ---- */
 
-enum fill { FILL_UNIT, FILL_WIDE, FILL_SPECIAL, FILL_ZERO, FILL_AROUND_ABSMAX_MIN, FILL_HALVES, N_FILLS };
-static const char *const fill_names[N_FILLS] = {"unit", "wide exponents", "special values", "zeros", "around 2^-100", "halves"};
+enum fill { FILL_UNIT, FILL_WIDE, FILL_SPECIAL, FILL_ZERO, FILL_AROUND_ABSMAX_MIN, FILL_HALVES, N_FILLS, FILL_NON_FINITE = N_FILLS };
+static const char *const fill_names[] = {"unit",          "wide exponents", "special values",  "zeros",
+                                         "around 2^-100", "halves",         "NaN and infinity"};
 
 static float random_float(enum fill fill)
 {
@@ -88,6 +89,10 @@ static float random_float(enum fill fill)
         return random_below(2) ? 0.0f : -0.0f;
     case FILL_AROUND_ABSMAX_MIN:
         return random_below(20) ? 0x1p-104f * random_unit() : nextafterf(0x1p-100f, (float)random_below(3) * 0x1p-100f);
+    case FILL_NON_FINITE: { /* about every third group has one */
+        static const float values[] = {NAN, -NAN, INFINITY, -INFINITY};
+        return random_below(150) ? random_unit() : values[random_below(4)];
+    }
     default: /* a group with 127 in it has inverse 1: every value is a tie of the rounding */
         return random_below(8) ? (float)random_below(127) + 0.5f : random_below(2) ? 127.0f : -127.0f;
     }
@@ -240,7 +245,8 @@ static void compare_matmul(matmul_fn *scalar, matmul_fn *variant, int rows, int 
     int at_end = random_below(4) != 0;
     size_t x_stride = (size_t)(cols + random_below(3) * 5), out_stride = (size_t)(rows + random_below(3) * 3);
     struct case_matrix m = random_matrix(current_format, rows, cols, fill, at_end);
-    struct guarded x = guarded_floats((size_t)(n_x - 1) * x_stride + (size_t)cols, fill, at_end);
+    enum fill x_fill = random_below(6) ? fill : FILL_NON_FINITE;
+    struct guarded x = guarded_floats((size_t)(n_x - 1) * x_stride + (size_t)cols, x_fill, at_end);
     struct case_rows q = random_rows((const float *)x.data, x_stride, n_x, cols, at_end);
     size_t out_bytes = ((size_t)(n_x - 1) * out_stride + (size_t)rows) * sizeof(float);
     struct guarded expected = guarded_new(out_bytes, at_end), got = guarded_new(out_bytes, at_end);
@@ -256,7 +262,7 @@ static void compare_matmul(matmul_fn *scalar, matmul_fn *variant, int rows, int 
     a.out = (float *)got.data;
     variant(&a);
     check_same(&expected, &got, "rows [%d, %d) of %d x %d, %d x rows, %s, factor %g", a.row_begin, a.row_end, rows, cols, n_x,
-               fill_names[fill], (double)m.m.factor);
+               fill_names[x_fill], (double)m.m.factor);
     struct guarded *const all[] = {&m.data, &m.scales, &x, &q.values, &q.scales, &q.sums, &expected, &got};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         guarded_free(all[i]);
@@ -313,7 +319,7 @@ static void one_quantize_row(void (*scalar)(void), void (*variant)(void))
     for (int repeat = 0; repeat < 40; repeat++)
         for (int i = 0; i < N_SIZES; i++) {
             int n = sizes[i], at_end = repeat & 1;
-            enum fill fill = (enum fill)random_below(N_FILLS);
+            enum fill fill = (enum fill)random_below(N_FILLS + 1); /* FILL_NON_FINITE too */
             size_t blocks = (size_t)blocks_of(n);
             struct guarded x = guarded_floats((size_t)n, fill, at_end), out[2][3];
             for (int k = 0; k < 2; k++) {
@@ -338,6 +344,39 @@ static void quantize_row_gives_the_bits_of_scalar(void **state)
 {
     (void)state;
     each_variant("quantize_row", one_quantize_row);
+}
+
+/* Goal: a value that is not finite is not rounded to one that is. Method: one NaN or infinity in one group of a row; that group must hold
+ * NaN (these bits) and zeros, the others what they held without it. */
+static void one_value_that_is_not_finite(void (*scalar)(void), void (*variant)(void))
+{
+    enum { COLS = 300, BLOCKS = 3 };
+    static const uint32_t bad[] = {0x7f800000, 0xff800000, 0x7fc00000, 0xffc00000, 0x7f800001, 0xffffffff};
+    (void)scalar;
+    for (int at = 0; at < COLS; at++) {
+        float x[COLS], scales[2][2 * BLOCKS];
+        int8_t values[2][BLOCKS * BLOCK_ELEMENTS];
+        int32_t sums[2][BLOCKS * LANES];
+        fill_floats(x, COLS, FILL_UNIT);
+        ((quantize_row_fn *)variant)(x, COLS, values[0], scales[0], sums[0]);
+        memcpy(&x[at], &bad[at % 6], sizeof *x);
+        ((quantize_row_fn *)variant)(x, COLS, values[1], scales[1], sums[1]);
+        int group = at / GROUP_ELEMENTS, block = group / 2;
+        memcpy(&scales[0][group], &(uint32_t){0x7fc00000}, 4);
+        for (int half = 0; half < 2; half++)
+            memset(values[0] + block * BLOCK_ELEMENTS + half * GROUP_ELEMENTS + group % 2 * 32, 0, 32);
+        memset(sums[0] + block * LANES + group % 2 * 8, 0, 8 * sizeof **sums);
+        assert_memory_equal(scales[0], scales[1], sizeof scales[0]);
+        assert_memory_equal(values[0], values[1], sizeof values[0]);
+        assert_memory_equal(sums[0], sums[1], sizeof sums[0]);
+    }
+}
+
+static void a_value_that_is_not_finite_makes_its_group_nan(void **state)
+{
+    (void)state;
+    one_value_that_is_not_finite(NULL, (void (*)(void))quantize_row_scalar);
+    each_variant("quantize_row", one_value_that_is_not_finite);
 }
 
 /* The operations with up to three inputs of n floats and one output: how each is called. in_place: the output is the first input. */
@@ -518,10 +557,15 @@ int main(int argc, char **argv)
         seed = strtoull(argv[1], NULL, 0);
     printf("seed %llu\n", (unsigned long long)seed);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(scalar_matmul_is_the_dot_product),       cmocka_unit_test(matmul_f32_gives_the_bits_of_scalar),
-        cmocka_unit_test(matmul_bf16_gives_the_bits_of_scalar),   cmocka_unit_test(matmul_int8_gives_the_bits_of_scalar),
-        cmocka_unit_test(matmul_int4_gives_the_bits_of_scalar),   cmocka_unit_test(quantize_row_gives_the_bits_of_scalar),
-        cmocka_unit_test(row_operations_give_the_bits_of_scalar), cmocka_unit_test(mix_rows_gives_the_bits_of_scalar),
+        cmocka_unit_test(scalar_matmul_is_the_dot_product),
+        cmocka_unit_test(matmul_f32_gives_the_bits_of_scalar),
+        cmocka_unit_test(matmul_bf16_gives_the_bits_of_scalar),
+        cmocka_unit_test(matmul_int8_gives_the_bits_of_scalar),
+        cmocka_unit_test(matmul_int4_gives_the_bits_of_scalar),
+        cmocka_unit_test(quantize_row_gives_the_bits_of_scalar),
+        cmocka_unit_test(row_operations_give_the_bits_of_scalar),
+        cmocka_unit_test(mix_rows_gives_the_bits_of_scalar),
+        cmocka_unit_test(a_value_that_is_not_finite_makes_its_group_nan),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

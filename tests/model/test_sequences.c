@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include "tests/lib/golden.h"
+#include "tests/lib/packs.h"
 
 static struct model_config config;
 static struct position_cache cache;
@@ -127,6 +128,35 @@ static void a_value_that_is_not_finite_names_layer_and_position(void **state)
     temporary_remove(&dir);
 }
 
+/* Goal: a NaN that appears between two matrices of an int8 layer is not lost when the row is quantised for the second. Method: the scale of one
+ * row of layer 1's up projection (a dense MLP or the shared expert) becomes NaN, so one input of its down projection is. */
+static void a_nan_inside_a_quantised_layer_names_layer_and_position(void **state)
+{
+    static const char *const isas[] = {"scalar", "avx2", "avx512"};
+    (void)state;
+    char path[512];
+    char *dir = make_pack(checkpoint_path(path, "tiny-share"), PRECISION_INT8, NULL);
+    struct error err;
+    struct kernels kernels;
+    for (size_t i = 0; i < sizeof isas / sizeof *isas; i++) {
+        if (kernels_select(&kernels, isas[i], &err))
+            continue; /* not on this CPU */
+        struct model *m = open_or_fail(dir, &(struct model_options){.isa = isas[i]});
+        struct sequence_state s;
+        assert_int_equal(model_sequence_init(m, &s, 8, &err), STATUS_OK);
+        const struct matrix *up = &m->weights.layers[1].mlp.up;
+        assert_true(up->rows > 0 && up->format == FORMAT_INT8);
+        *(float *)(uintptr_t)up->scales = NAN;
+        assert_int_equal(model_forward(m, &(struct model_input){&s, (const int[]){3}, 1, NULL, NULL}, 1, &err), STATUS_CORRUPT);
+        assert_non_null(strstr(err.text, "layer 1, position 0"));
+        assert_non_null(strstr(err.text, "not finite"));
+        assert_int_equal(s.length, 0);
+        sequence_state_release(&s);
+        model_close(&m);
+    }
+    temporary_remove(&dir);
+}
+
 /* 40 positions are less than a block: the room that the block has beyond them is nobody's. */
 static void a_sequence_ends_where_it_was_opened_to_end(void **state)
 {
@@ -187,6 +217,7 @@ int main(void)
         cmocka_unit_test(forked_sequences_share_until_one_writes),
         cmocka_unit_test(lowering_a_length_lowers_the_true_mtp_rows),
         cmocka_unit_test(a_value_that_is_not_finite_names_layer_and_position),
+        cmocka_unit_test(a_nan_inside_a_quantised_layer_names_layer_and_position),
         cmocka_unit_test(a_sequence_ends_where_it_was_opened_to_end),
         cmocka_unit_test(too_much_memory_is_refused_with_its_accounts),
     };
