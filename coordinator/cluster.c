@@ -219,6 +219,16 @@ void cluster_drain(struct cluster *c)
     c->is_draining = 1;
 }
 
+uint32_t cluster_head(const struct cluster *c, const char **endpoint, const char **key)
+{
+    const struct membership *m = &c->membership;
+    if (!m->n_stages)
+        return 0;
+    *endpoint = m->members[m->by_stage[0]].row_endpoint;
+    *key = m->members[m->by_stage[0]].row_key;
+    return m->epoch_counter;
+}
+
 int cluster_is_ready(const struct cluster *c)
 {
     return membership_is_ready(&c->membership);

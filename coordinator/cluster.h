@@ -93,6 +93,9 @@ struct cluster_event {
 /* 1 and the oldest event, or 0. The queue is bounded: at most 2 + max_new events a request, logits are handed out one at a time. */
 int cluster_next_event(struct cluster *cluster, struct cluster_event *event);
 
+/* Where the first stage takes rows and the key that must be there; returns the map's number, 0 while there is no map. Strings live until the next call. */
+uint32_t cluster_head(const struct cluster *cluster, const char **endpoint, const char **key);
+
 /* 1: every layer is served and answers can start. */
 int cluster_is_ready(const struct cluster *cluster);
 

@@ -255,7 +255,7 @@ static void on_nack(struct cluster *c, struct request *r, int stage, const Heart
 {
     char sentence[200];
     const char *node = c->membership.members[c->membership.by_stage[stage]].name;
-    if (nack->generation != r->generation)
+    if (nack->reason != NACK_SEQUENCE && nack->generation != r->generation)
         return; /* about rows that are void already */
     if (nack->reason == NACK_GAP && (int)nack->length <= r->sent) {
         redo_from(c, r, (int)nack->length, now_ns, out);
@@ -363,10 +363,10 @@ static void feed(struct cluster *c, uint64_t now_ns, struct outbox *out)
     }
 }
 
-/* The first row whose result has not come. */
+/* The first row that is not known to have passed the tail, or whose result has not come. */
 static int first_unanswered(const struct cluster *c, const struct request *r)
 {
-    int from = r->n_tokens - 1;
+    int from = r->left[n_stages(c) - 1] < r->n_tokens - 1 ? r->left[n_stages(c) - 1] : r->n_tokens - 1;
     if (!r->ask.teacher_forced)
         return from;
     from = r->n_logits < from ? r->n_logits : from;
@@ -380,7 +380,7 @@ static void check_time(struct cluster *c, struct request *r, uint64_t now_ns, st
         return;
     }
     int should_move = r->state == REQUEST_PREFILL || r->state == REQUEST_DECODE;
-    if (should_move && r->sent == r->n_tokens && now_ns - r->moved_ns > LOST_ROWS_NS && membership_is_idle(&c->membership, now_ns, LOST_ROWS_NS)) {
+    if (should_move && r->sent > first_unanswered(c, r) && now_ns - r->moved_ns > LOST_ROWS_NS && membership_is_idle(&c->membership, now_ns, LOST_ROWS_NS)) {
         redo_from(c, r, first_unanswered(c, r), now_ns, out);
     }
     if (r->state == REQUEST_OPENING && now_ns - r->moved_ns > 5 * SECOND_NS)
