@@ -62,10 +62,42 @@ static uint64_t number_in(const char *path, uint64_t fallback)
     return value;
 }
 
-static uint64_t room(const char *limit_file, const char *used_file)
+/* The number behind a key in a file of "KEY NUMBER" lines, or 0. */
+static uint64_t number_of_key(const char *path, const char *key)
 {
-    uint64_t limit = number_in(limit_file, UINT64_MAX), used = number_in(used_file, 0);
-    return limit == UINT64_MAX ? UINT64_MAX : limit > used ? limit - used : 0;
+    FILE *file = fopen(path, "re");
+    char line[128];
+    unsigned long long value = 0;
+    size_t length = strlen(key);
+    while (file && fgets(line, sizeof line, file))
+        if (!strncmp(line, key, length) && sscanf(line + length, " %llu", &value) == 1)
+            break;
+    if (file)
+        fclose(file);
+    return value;
+}
+
+/* Names of a memory cgroup's files, and of the page cache (descendants included) that the kernel drops before it refuses memory: what was read
+ * once, as our weights files are, counts as used. */
+struct cgroup_names {
+    const char *mount, *limit, *used, *cache_key;
+};
+static const struct cgroup_names v1 = {"/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "};
+static const struct cgroup_names v2 = {"/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file "};
+
+static uint64_t room(const char *root, const struct cgroup_names *names, const char *group)
+{
+    char path[900];
+    snprintf(path, sizeof path, "%s%s%s/%s", root, names->mount, group, names->limit);
+    uint64_t limit = number_in(path, UINT64_MAX);
+    if (limit == UINT64_MAX)
+        return UINT64_MAX;
+    snprintf(path, sizeof path, "%s%s%s/%s", root, names->mount, group, names->used);
+    uint64_t used = number_in(path, 0);
+    snprintf(path, sizeof path, "%s%s%s/memory.stat", root, names->mount, group);
+    uint64_t cache = number_of_key(path, names->cache_key);
+    used = used > cache ? used - cache : 0;
+    return limit > used ? limit - used : 0;
 }
 
 static uint64_t machine_available(void)
@@ -83,34 +115,32 @@ static uint64_t machine_available(void)
 
 /* The least room of the group and of all groups around it: a limit may stand at any level. Inside a container the process's own group can be the
  * mount's root, whatever its path says: the way up ends there. path is destroyed. */
-static uint64_t room_up_from(char *path, const char *root, const char *limit_name, const char *used_name)
+static uint64_t room_up_from(char *path, const char *root, const struct cgroup_names *names)
 {
     uint64_t least = UINT64_MAX;
-    char limit[700], used[700];
     for (char *end = path + strlen(path); end; end = strrchr(path, '/')) {
         *end = 0;
-        snprintf(limit, sizeof limit, "%s%s/%s", root, path, limit_name);
-        snprintf(used, sizeof used, "%s%s/%s", root, path, used_name);
-        uint64_t here = room(limit, used);
+        uint64_t here = room(root, names, path);
         least = here < least ? here : least;
     }
     return least;
 }
 
 /* Lines of /proc/self/cgroup are "0::PATH" (v2) and "N:memory:PATH" (v1); a path may have colons. */
-static uint64_t cgroup_room(void)
+uint64_t memory_cgroup_room_bytes(const char *root)
 {
     uint64_t least = UINT64_MAX;
-    FILE *file = fopen("/proc/self/cgroup", "re");
     char line[512];
+    snprintf(line, sizeof line, "%s/proc/self/cgroup", root);
+    FILE *file = fopen(line, "re");
     while (file && fgets(line, sizeof line, file)) {
         line[strcspn(line, "\n")] = 0;
-        char *v1 = strstr(line, ":memory:");
+        char *memory = strstr(line, ":memory:");
         uint64_t here = UINT64_MAX;
         if (!strncmp(line, "0::", 3))
-            here = room_up_from(line + 3, "/sys/fs/cgroup", "memory.max", "memory.current");
-        else if (v1)
-            here = room_up_from(v1 + 8, "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes");
+            here = room_up_from(line + 3, root, &v2);
+        else if (memory)
+            here = room_up_from(memory + 8, root, &v1);
         least = here < least ? here : least;
     }
     if (file)
@@ -120,6 +150,6 @@ static uint64_t cgroup_room(void)
 
 uint64_t memory_available_bytes(void)
 {
-    uint64_t machine = machine_available(), cgroup = cgroup_room();
+    uint64_t machine = machine_available(), cgroup = memory_cgroup_room_bytes("");
     return machine < cgroup ? machine : cgroup;
 }

@@ -27,6 +27,10 @@ enum status budget_check(const struct budget *budget, struct error *err);
 /* What this process may still take: the smaller of the machine's available memory and the room in its memory cgroup (v1 or v2). */
 uint64_t memory_available_bytes(void);
 
+/* The latter alone, UINT64_MAX without a limit: the least of this process's group and the groups around it. Page cache that the kernel would drop
+ * counts as room. root: "", or a folder with proc/ and sys/ in it for tests. */
+uint64_t memory_cgroup_room_bytes(const char *root);
+
 /* "3.4 GiB". text [32]. Returns text. */
 char *bytes_text(uint64_t bytes, char text[32]);
 
