@@ -54,13 +54,23 @@ static int is_choice(const char *choices, const char *text)
     return 0;
 }
 
-static enum status set_value(const struct option_row *row, const char *text, void *out, struct error *err)
+static enum status parse_flag(const struct option_row *row, const char *text, int *out, struct error *err)
+{
+    static const char *const words[] = {"no", "yes", "off", "on", "false", "true", "0", "1"};
+    for (int i = 0; i < 8; i++)
+        if (!strcmp(text, words[i])) {
+            *out = i % 2;
+            return STATUS_OK;
+        }
+    return error_set(err, STATUS_INVALID, "--%s: '%s' is neither yes nor no", row->name, text);
+}
+
+enum status options_set(const struct option_row *row, const char *text, void *out, struct error *err)
 {
     void *member = (char *)out + row->offset;
     switch (row->type) {
     case OPTION_FLAG:
-        *(int *)member = 1;
-        return STATUS_OK;
+        return parse_flag(row, text, member, err);
     case OPTION_INT:
     case OPTION_SIZE:
         return parse_whole(row, text, member, err);
@@ -71,6 +81,7 @@ static enum status set_value(const struct option_row *row, const char *text, voi
             return error_set(err, STATUS_INVALID, "--%s: '%s' is not one of %s", row->name, text, row->choices);
         /* fall through */
     case OPTION_TEXT:
+    case OPTION_SECRET:
         *(const char **)member = text;
         return STATUS_OK;
     }
@@ -84,14 +95,14 @@ static void set_default(const struct option_row *row, void *out)
     if (row->type == OPTION_FLAG)
         *(int *)member = 0;
     else if (row->value)
-        CHECK(set_value(row, row->value, out, &err) == STATUS_OK);
-    else if (row->type == OPTION_TEXT || row->type == OPTION_CHOICE)
+        CHECK(options_set(row, row->value, out, &err) == STATUS_OK);
+    else if (row->type == OPTION_TEXT || row->type == OPTION_SECRET || row->type == OPTION_CHOICE)
         *(const char **)member = NULL;
     else
         *(int64_t *)member = 0; /* the bits of 0.0 too */
 }
 
-static const struct option_row *find(const struct option_row *rows, int n_rows, const char *name, size_t length)
+const struct option_row *options_find(const struct option_row *rows, int n_rows, const char *name, size_t length)
 {
     for (int i = 0; i < n_rows; i++)
         if (strlen(rows[i].name) == length && !strncmp(rows[i].name, name, length))
@@ -99,11 +110,22 @@ static const struct option_row *find(const struct option_row *rows, int n_rows, 
     return NULL;
 }
 
-enum status options_parse(const struct option_row *rows, int n_rows, int argc, char **argv, void *out, const char **positional,
-                          int n_positional_max, int *n_positional, struct error *err)
+void options_set_defaults(const struct option_row *rows, int n_rows, void *out)
 {
     for (int i = 0; i < n_rows; i++)
         set_default(&rows[i], out);
+}
+
+enum status options_parse(const struct option_row *rows, int n_rows, int argc, char **argv, void *out, const char **positional,
+                          int n_positional_max, int *n_positional, struct error *err)
+{
+    options_set_defaults(rows, n_rows, out);
+    return options_parse_given(rows, n_rows, argc, argv, out, positional, n_positional_max, n_positional, err);
+}
+
+enum status options_parse_given(const struct option_row *rows, int n_rows, int argc, char **argv, void *out, const char **positional,
+                                int n_positional_max, int *n_positional, struct error *err)
+{
     *n_positional = 0;
     int only_positional = 0;
     for (int i = 1; i < argc; i++) {
@@ -119,18 +141,18 @@ enum status options_parse(const struct option_row *rows, int n_rows, int argc, c
             continue;
         }
         const char *name = argument + 1 + (argument[1] == '-'), *equals = strchr(name, '=');
-        const struct option_row *row = argument[1] == '-' ? find(rows, n_rows, name, equals ? (size_t)(equals - name) : strlen(name)) : NULL;
+        const struct option_row *row = argument[1] == '-' ? options_find(rows, n_rows, name, equals ? (size_t)(equals - name) : strlen(name)) : NULL;
         if (!row)
             return error_set(err, STATUS_INVALID, "unknown option '%s'", argument);
         if (row->type == OPTION_FLAG && equals)
             return error_set(err, STATUS_INVALID, "--%s takes no value", row->name);
-        const char *value = equals ? equals + 1 : NULL;
-        if (row->type != OPTION_FLAG && !value) {
+        const char *value = equals ? equals + 1 : row->type == OPTION_FLAG ? "yes" : NULL;
+        if (!value) {
             if (i + 1 == argc)
                 return error_set(err, STATUS_INVALID, "--%s needs a value (%s)", row->name, row->metavar);
             value = argv[++i];
         }
-        enum status status = set_value(row, value, out, err);
+        enum status status = options_set(row, value, out, err);
         if (status)
             return status;
     }

@@ -14,6 +14,7 @@ enum option_type {
     OPTION_SIZE,   /* int64_t bytes; K, M, G, T are powers of 1024 */
     OPTION_NUMBER, /* double within [min, max] */
     OPTION_TEXT,   /* const char *, borrowed from argv */
+    OPTION_SECRET, /* like OPTION_TEXT, and its value never appears in a sentence */
     OPTION_CHOICE, /* const char *, one of `choices` ("a|b|c") */
 };
 
@@ -32,6 +33,17 @@ struct option_row {
  * Fails (STATUS_INVALID) naming the option, what was given and what is allowed; also when there are more than n_positional_max of them. */
 enum status options_parse(const struct option_row *rows, int n_rows, int argc, char **argv, void *out, const char **positional,
                           int n_positional_max, int *n_positional, struct error *err);
+
+/* The parts of options_parse, for those who read values from elsewhere too (common/config_file.h). options_parse_given sets no defaults. */
+void options_set_defaults(const struct option_row *rows, int n_rows, void *out);
+enum status options_parse_given(const struct option_row *rows, int n_rows, int argc, char **argv, void *out, const char **positional,
+                                int n_positional_max, int *n_positional, struct error *err);
+
+/* One value as text; the sentence of a failure begins with "--name". OPTION_FLAG: yes, no, on, off, true, false, 1 or 0. */
+enum status options_set(const struct option_row *row, const char *text, void *out, struct error *err);
+
+/* NULL: no row has that name of length bytes. */
+const struct option_row *options_find(const struct option_row *rows, int n_rows, const char *name, size_t length);
 
 /* The options part of a help text, aligned. */
 void options_print_help(const struct option_row *rows, int n_rows, FILE *to);

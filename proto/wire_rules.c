@@ -143,6 +143,7 @@ static const struct field_rule nack[] = {
     {"length", FIELD_WHOLE, LENGTH, 0},
     {"prefix_hash", FIELD_WHOLE, ANY, 0},
     {"reason", FIELD_WHOLE, 1, NACK_REASONS_END - 1, 0},
+    {"generation", FIELD_WHOLE, ANY, 0},
 };
 
 #define RULES(message, rows)                                                                                                               \
