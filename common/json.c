@@ -34,7 +34,8 @@ enum status file_read_all(char **bytes, size_t *length, const char *path, size_t
         if (n < 0 && errno == EINTR)
             continue;
         if (n <= 0) {
-            status = error_errno(err, STATUS_IO, "%s: read stopped at byte %zu of %zu", path, done, size);
+            status = n < 0 ? error_errno(err, STATUS_IO, "%s: read stopped at byte %zu of %zu", path, done, size)
+                           : error_set(err, STATUS_IO, "%s: ends at byte %zu of %zu: it was made shorter while it was read", path, done, size);
             goto out;
         }
         done += (size_t)n;
