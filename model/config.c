@@ -177,12 +177,13 @@ static int read_pattern(struct reader *r, struct model_config *c)
         return 0;
     }
     for (size_t i = 0; i < n; i++) {
-        const char *word = json_is_string(pattern) ? json_string_value(pattern) + i : json_string_value(json_array_get(pattern, i));
-        if (!word || (word[0] != 'F' && word[0] != 'S')) {
+        const char *word = json_string_value(json_is_string(pattern) ? pattern : json_array_get(pattern, i));
+        char letter = !word ? 0 : json_is_string(pattern) ? word[i] : strlen(word) == 1 ? word[0] : 0;
+        if (letter != 'F' && letter != 'S') {
             REFUSE(r, "%s: index_topk_pattern[%zu] must be F or S", r->file, i);
             return 0;
         }
-        c->has_indexer[i] = word[0] == 'F';
+        c->has_indexer[i] = letter == 'F';
     }
     return 1;
 }

@@ -85,6 +85,9 @@ static void index_share_schedule_follows_the_most_explicit_key(void **state)
     accept(&c, "{\"index_topk_freq\":4,\"index_topk_pattern\":\"FSFFSSFSSSFS\"}");
     full_layers(&c, layers);
     assert_string_equal(layers, "FSFFSSFSSSFS");
+    accept(&c, "{\"index_topk_pattern\":[\"F\",\"S\",\"F\",\"F\",\"S\",\"S\",\"F\",\"S\",\"S\",\"S\",\"F\",\"S\"]}");
+    full_layers(&c, layers);
+    assert_string_equal(layers, "FSFFSSFSSSFS");
     accept(&c, "{\"index_topk_pattern\":\"FSFFSSFSSSFS\",\"indexer_types\":[\"full\",\"shared\",\"shared\",\"shared\",\"full\",\"shared\",\"shared\","
                "\"shared\",\"full\",\"shared\",\"shared\",\"shared\"]}");
     full_layers(&c, layers);
@@ -126,6 +129,8 @@ static void inconsistent_values_are_refused_by_name(void **state)
         {"{\"index_topk_pattern\":\"SFFFFFFFFFFF\"}", "layer 0"},
         {"{\"index_topk_pattern\":\"FF\"}", "index_topk_pattern"},
         {"{\"index_topk_pattern\":\"FXFFFFFFFFFF\"}", "index_topk_pattern[1]"},
+        {"{\"index_topk_pattern\":[\"F\",\"S\",\"Full\",\"F\",\"F\",\"F\",\"F\",\"F\",\"F\",\"F\",\"F\",\"F\"]}", "index_topk_pattern[2]"},
+        {"{\"index_topk_pattern\":[\"F\",\"S\",\"S\",\"\",\"F\",\"F\",\"F\",\"F\",\"F\",\"F\",\"F\",\"F\"]}", "index_topk_pattern[3]"},
         {"{\"indexer_types\":[\"full\"]}", "indexer_types"},
         {"{\"mlp_layer_types\":[1,2,3,4,5,6,7,8,9,10,11,12]}", "mlp_layer_types[0]"},
         {"{\"rms_norm_eps\":0}", "rms_norm_eps"},
