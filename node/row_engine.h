@@ -1,5 +1,5 @@
-/* What a stage does arithmetic with: the layers it owns (node/stage_forward.c), or hashes in their place (tests/sim/hash_engine.c). A seam. All calls come
- * from the compute thread. Slots are small numbers that the stage gives its open sequences. */
+/* What a stage does arithmetic with: the layers it owns (node/stage_forward.c), or hashes in their place (tests/sim/hash_engine.c). A seam.
+ * All calls come from the compute thread. Slots are small numbers that the stage gives its open sequences. */
 #ifndef HEARTH_NODE_ROW_ENGINE_H
 #define HEARTH_NODE_ROW_ENGINE_H
 
@@ -15,7 +15,7 @@ struct stage_row {
     struct row row; /* position, next_layer, residual [row_width], selection; row.sequence is the engine's own */
     uint64_t sequence;
     int slot;
-    uint32_t generation;
+    uint32_t generation, cut_from; /* cut_from: the cut that its generation began with, NO_CUT: none */
     enum row_kind kind;
     uint32_t depth; /* drafts */
     int token;      /* x at its position */
@@ -30,7 +30,8 @@ struct stage_row {
 struct row_engine {
     int layer_begin, layer_end; /* range of the main model; the MTP layer belongs to the tail */
     int is_head, is_tail, has_mtp;
-    int row_width; /* floats of a row between stages */
+    int row_width;          /* floats of a row between stages */
+    int selection_capacity; /* positions that row.selection must have room for */
     int vocab_size;
 
     /* Reserves position memory for a sequence; STATUS_BUSY or STATUS_NO_MEMORY with free and needed in the sentence. */
@@ -43,17 +44,19 @@ struct row_engine {
     /* A row that has arrived is made ready for layer_begin: the head embeds row->token, others have the residual already. */
     enum status (*enter)(struct row_engine *engine, struct stage_row *row, struct error *err);
 
-    /* One layer for rows of one or several sequences (row.next_layer == layer for all; each sequence's in ascending position, all lower rows of it
-     * have left the layer here). Sets next_layer and is_finite. */
+    /* One layer for rows of one or several sequences (row.next_layer == layer for all; each sequence's in ascending position, all lower
+     * rows of it have left the layer here). Sets next_layer and is_finite. */
     enum status (*run_unit)(struct row_engine *engine, int layer, struct stage_row **rows, int n_rows, struct error *err);
 
-    /* Tail only: rows that left the last layer. Keeps h of each for the MTP layer; logits [n_rows] get a pointer to [vocab_size] floats where the row's want
-     * asks for candidates or logits, else NULL; valid until the next call of the engine. */
+    /* Tail only: rows that left the last layer. Keeps h of each for the MTP layer; logits [n_rows] get a pointer to [vocab_size] floats
+     * where the row's want asks for candidates or logits, else NULL; valid until the next call of the engine. */
     enum status (*finish)(struct row_engine *engine, struct stage_row **rows, int n_rows, const float **logits, struct error *err);
 
-    /* Tail only: the true MTP rows of positions [first, first + n) with the tokens after them; continues where the last call ended. logits as above
+    /* Tail only: the true MTP rows of positions [first, first + n) with the tokens after them; continues where the last call ended. logits
+     * as above
      * ([n] pointers), or NULL: only cache entries. */
-    enum status (*mtp_rows)(struct row_engine *engine, int slot, int first, const int *tokens, int n, const float **logits, struct error *err);
+    enum status (*mtp_rows)(struct row_engine *engine, int slot, int first, const int *tokens, int n, const float **logits,
+                            struct error *err);
 
     /* Tail only: true MTP rows that the slot has. */
     int (*mtp_length)(struct row_engine *engine, int slot);

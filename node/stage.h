@@ -1,5 +1,5 @@
-/* A stage: the message state machine of one layer range in one epoch (docs/spec/pipeline_protocol.md). No sockets, no clock, no threads: a function from (state,
- * message, time) to (state, messages), and from (state, time) to one unit of work. Runs on the compute thread. */
+/* A stage: the message state machine of one layer range in one epoch (docs/spec/pipeline_protocol.md). No sockets, no clock, no threads: a
+ * function from (state, message, time) to (state, messages), and from (state, time) to one unit of work. Runs on the compute thread. */
 #ifndef HEARTH_NODE_STAGE_H
 #define HEARTH_NODE_STAGE_H
 
@@ -23,20 +23,23 @@ struct stage_counters {
 
 struct stage;
 
+/* Memory that a stage takes beside its engine, the messages of one unit included. */
+uint64_t stage_bytes(const struct stage_config *config, int row_width, int selection_capacity, int vocab_size);
+
 /* engine is borrowed and must match the range. Allocates everything it will ever use. */
 enum status stage_new(struct stage **out, const struct stage_config *config, struct row_engine *engine, struct error *err);
 void stage_free(struct stage **stage);
 
-/* One decoded message (Open, Drop, Step with its rows, Cut, Commit) and what it leads to. Messages of another epoch have no effect and are counted. At most 4 messages
- * go into out. */
+/* One decoded message (Open, Drop, Step with its rows, Cut, Commit) and what it leads to. Messages of another epoch have no effect and are
+ * counted. At most 4 messages go into out. */
 void stage_handle(struct stage *stage, const Hearth__Envelope *envelope, const float *rows, uint64_t now_ns, struct outbox *out);
 
 /* Whether a unit could run now. */
 int stage_has_work(const struct stage *stage);
 
-/* Picks the unit of highest priority (MTP for a committed token, committed decode, prefill, drafts by depth) and runs it. now_ns: a clock to read before and
- * after. What leaves the range goes into out: Step to PEER_NEXT or Result to PEER_NEXT (the coordinator's row socket) at the tail, Progress to
- * PEER_COORDINATOR. At most STAGE_UNIT_MESSAGES_MAX messages. */
+/* Picks the unit of highest priority (MTP for a committed token, committed decode, prefill, drafts by depth) and runs it. now_ns: a clock
+ * to read before and after. What leaves the range goes into out: Step to PEER_NEXT or Result to PEER_NEXT (the coordinator's row socket) at
+ * the tail, Progress to PEER_COORDINATOR. At most STAGE_UNIT_MESSAGES_MAX messages. */
 enum { STAGE_UNIT_MESSAGES_MAX = 64 };
 struct clock;
 void stage_run_unit(struct stage *stage, struct clock *clock, struct outbox *out);
