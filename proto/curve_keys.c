@@ -1,5 +1,6 @@
 #include "proto/curve_keys.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -115,8 +116,11 @@ static int is_pair(const struct key_pair *pair)
 
 enum status key_pair_create(const char *path, struct key_pair *pair, struct error *err)
 {
-    if (zmq_curve_keypair(pair->public_key, pair->secret_key))
-        return error_set(err, STATUS_UNSUPPORTED, "this ZeroMQ library was built without CURVE: install one with libsodium");
+    /* people type public keys: one that begins with a sign would be taken for an option or a comment */
+    do
+        if (zmq_curve_keypair(pair->public_key, pair->secret_key))
+            return error_set(err, STATUS_UNSUPPORTED, "this ZeroMQ library was built without CURVE: install one with libsodium");
+    while (!isalnum((unsigned char)*pair->public_key));
     CHECK(is_pair(pair));
     char *text = xasprintf("# A CURVE key pair of Hearth. The secret key must stay on this machine.\npublic %s\nsecret %s\n",
                            pair->public_key, pair->secret_key);
