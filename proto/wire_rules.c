@@ -130,7 +130,7 @@ static const struct field_rule result[] = {
     {"row_floats", FIELD_WHOLE, 0, ROW_MESSAGE_BYTES_MAX / 4, 0},
 };
 static const struct field_rule draft[] = {
-    {"sequence", FIELD_WHOLE, ANY, 0},       {"generation", FIELD_WHOLE, ANY, 0}, {"base", FIELD_WHOLE, POSITION, 0},
+    {"sequence", FIELD_WHOLE, ANY, 0},       {"generation", FIELD_WHOLE, ANY, 0}, {"from", FIELD_WHOLE, POSITION, 0},
     {"ids", FIELD_WHOLE, TOKEN, DRAFTS_MAX}, {"p", FIELD_REAL, 0, 1, DRAFTS_MAX},
 };
 static const struct field_rule progress[] = {
@@ -172,10 +172,11 @@ const struct message_rules *wire_rules_find(const ProtobufCMessageDescriptor *de
 
 /* ---- alphabets ---- */
 
+static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.";
+
 int wire_is_name(const char *text)
 {
-    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.";
-    size_t length = strspn(text, letters);
+    size_t length = strspn(text, plain);
     return length && !text[length] && length <= NAME_BYTES_MAX;
 }
 
@@ -185,16 +186,21 @@ int wire_is_key(const char *text)
     return strlen(text) == KEY_TEXT_BYTES && strspn(text, z85) == KEY_TEXT_BYTES;
 }
 
+/* "[fd00::7]", "[fe80::7%eth0]": its length, 0 when it is something else. */
+static size_t bracketed_bytes(const char *host)
+{
+    size_t address = strspn(host + 1, "0123456789abcdefABCDEF:."),
+           zone = host[1 + address] == '%' ? 1 + strspn(host + 2 + address, plain) : 0;
+    return address >= 2 && zone != 1 && host[1 + address + zone] == ']' ? address + zone + 2 : 0;
+}
+
 /* A host is a name, an IPv4 address, or an IPv6 address in brackets. */
 int wire_is_endpoint(const char *text)
 {
-    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.";
     if (strlen(text) > ENDPOINT_BYTES_MAX || strncmp(text, "tcp://", 6))
         return 0;
     const char *host = text + 6, *port;
-    size_t length = *host == '[' ? strspn(host + 1, "0123456789abcdefABCDEF:.%") + 2 : strspn(host, plain);
-    if (*host == '[' && (length < 4 || host[length - 1] != ']'))
-        return 0;
+    size_t length = *host == '[' ? bracketed_bytes(host) : strspn(host, plain);
     if (!length || host[length] != ':')
         return 0;
     port = host + length + 1;
@@ -326,6 +332,7 @@ enum status wire_rules_check(const ProtobufCMessage *message, const char *name, 
         const struct field_rule *rule = &rules->fields[i];
         const ProtobufCFieldDescriptor *field = &message->descriptor->fields[i];
         const char *base = (const char *)message;
+        CHECK(!strcmp(rule->field, field->name)); /* the rows follow the .proto files */
         enum status status = STATUS_OK;
         if (rule->kind == FIELD_MESSAGE) {
             const ProtobufCMessage *inner = *(const ProtobufCMessage *const *)(base + field->offset);
