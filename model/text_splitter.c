@@ -3,6 +3,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
@@ -18,6 +19,10 @@ enum {
     /* Backtracking points of one match. GLM's expression uses a handful on any text; (a+)+$ passes this within a second. */
     MATCH_STEPS_MAX = 10 * 1000 * 1000,
     PROBE_RUN_BYTES = 4096,
+    /* Of one match of the probe: 24 for each byte of its run. */
+    PROBE_STEPS_MAX = 100 * 1000,
+    /* Processor time of the whole probe, looked at after every match; GLM's expression takes 7. */
+    PROBE_MS_MAX = 500,
 };
 
 struct text_splitter {
@@ -60,8 +65,8 @@ static enum status compile(struct text_splitter *splitter, const struct text *ex
 {
     int code;
     PCRE2_SIZE where;
-    splitter->code = pcre2_compile((PCRE2_SPTR)expression->bytes, expression->length, PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C,
-                                   &code, &where, NULL);
+    splitter->code = pcre2_compile((PCRE2_SPTR)expression->bytes, expression->length,
+                                   PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C | PCRE2_USE_OFFSET_LIMIT, &code, &where, NULL);
     if (!splitter->code) {
         char reason[256];
         pcre2_get_error_message(code, (PCRE2_UCHAR *)reason, sizeof reason);
@@ -77,11 +82,39 @@ static enum status compile(struct text_splitter *splitter, const struct text *ex
     return STATUS_OK;
 }
 
+/* The next match from `begin` on; bounds stays as it is when there is none. */
+static enum status find(const struct text_splitter *splitter, struct split_scratch *scratch, const char *text, size_t length, size_t begin,
+                        size_t bounds[2], struct error *err)
+{
+    int n = pcre2_match(splitter->code, (PCRE2_SPTR)text, length, begin, PCRE2_NO_UTF_CHECK, scratch->match, scratch->context);
+    if (n == PCRE2_ERROR_NOMATCH)
+        return STATUS_OK;
+    if (n < 0)
+        return error_set(err, STATUS_UNSUPPORTED, "it backtracks too much at byte %zu of a text of %zu bytes (PCRE2 error %d)", begin,
+                         length, n);
+    const PCRE2_SIZE *found = pcre2_get_ovector_pointer(scratch->match);
+    if (found[0] < begin || found[1] <= found[0] || found[1] > length) /* \K can do that */
+        return error_set(err, STATUS_UNSUPPORTED, "its match at byte %zu lies outside the rest of the text", begin);
+    bounds[0] = found[0];
+    bounds[1] = found[1];
+    return STATUS_OK;
+}
+
+static int64_t thread_cpu_ms(void)
+{
+    struct timespec t;
+    CHECK(!clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t));
+    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
 /* Long runs of every printable character, broken off by one that fits nothing: what makes nested repeats explode. All printable characters
- * follow, or an expression that needs a certain one would be found hopeless before it is tried. */
+ * follow, or an expression that needs a certain one would be found hopeless before it is tried. A step can be dear (a look-ahead over the
+ * whole run) and there are half a million places to try, so the time is bounded besides the steps; it is this thread's processor time, or
+ * other programs could make us refuse. PCRE2 counts steps anew at every place where it tries, so each call here tries one place. */
 static enum status probe(const struct text_splitter *splitter, struct error *err)
 {
     struct split_scratch *scratch = split_scratch_new(splitter);
+    pcre2_set_match_limit(scratch->context, PROBE_STEPS_MAX);
     char run[PROBE_RUN_BYTES + 128];
     size_t length = PROBE_RUN_BYTES;
     run[length++] = 1;
@@ -89,10 +122,18 @@ static enum status probe(const struct text_splitter *splitter, struct error *err
         run[length++] = (char)c;
     CHECK(length <= sizeof run);
     enum status status = STATUS_OK;
+    int64_t begin_ms = thread_cpu_ms();
     for (int c = '\t'; c < 127 && !status; c++) {
         memset(run, c, PROBE_RUN_BYTES);
-        for (size_t at = 0; at < length && !status;)
-            status = text_splitter_next(splitter, scratch, run, length, at, &at, err);
+        for (size_t at = 0; at < length && !status;) {
+            size_t bounds[2] = {at, at + 1};
+            pcre2_set_offset_limit(scratch->context, at);
+            status = find(splitter, scratch, run, length, at, bounds, err);
+            at = bounds[1];
+            if (!status && thread_cpu_ms() - begin_ms > PROBE_MS_MAX)
+                status =
+                    error_set(err, STATUS_UNSUPPORTED, "it backtracks too much: a trial on short texts took more than %d ms", PROBE_MS_MAX);
+        }
     }
     split_scratch_free(&scratch);
     return status;
@@ -162,19 +203,12 @@ enum status text_splitter_next(const struct text_splitter *splitter, struct spli
         return STATUS_OK;
     }
     scratch->pending_end = 0;
-    int n = pcre2_match(splitter->code, (PCRE2_SPTR)text, length, begin, PCRE2_NO_UTF_CHECK, scratch->match, scratch->context);
-    if (n == PCRE2_ERROR_NOMATCH) {
-        *end = length;
-        return STATUS_OK;
-    }
-    if (n < 0)
-        return error_set(err, STATUS_UNSUPPORTED, "it backtracks too much at byte %zu of a text of %zu bytes (PCRE2 error %d)", begin,
-                         length, n);
-    const PCRE2_SIZE *bounds = pcre2_get_ovector_pointer(scratch->match);
-    if (bounds[0] < begin || bounds[1] <= bounds[0] || bounds[1] > length) /* \K can do that */
-        return error_set(err, STATUS_UNSUPPORTED, "its match at byte %zu lies outside the rest of the text", begin);
+    size_t bounds[2] = {length, length};
+    enum status status = find(splitter, scratch, text, length, begin, bounds, err);
+    if (status)
+        return status;
     *end = bounds[1];
-    if (bounds[0] > begin) {
+    if (bounds[0] > begin && bounds[0] < length) {
         *end = scratch->pending_begin = bounds[0];
         scratch->pending_end = bounds[1];
     }

@@ -61,16 +61,19 @@ int tokenizer_is_added(const struct tokenizer *tokenizer, int id)
     return id >= 0 && id < tokenizer_size(tokenizer) && tokenizer->tables.is_added[id];
 }
 
-static void encode_piece(struct encoder *e, const char *bytes, size_t length)
+static enum status encode_piece(struct encoder *e, const char *bytes, size_t length, struct error *err)
 {
+    if (length > PIECE_BYTES_MAX)
+        return error_set(err, STATUS_INVALID, "%zu bytes of the text have no border between words, at most %d may", length, PIECE_BYTES_MAX);
     if (e->tables->ignores_merges) {
         int id = token_table_find(&e->tables->tokens, bytes, length);
         if (id >= 0 && !e->tables->is_added[id]) {
             id_list_push(e->out, id);
-            return;
+            return STATUS_OK;
         }
     }
     bpe_encode(&e->tables->bpe, bytes, length, &e->bpe, e->out);
+    return STATUS_OK;
 }
 
 /* Encodes what has gathered in `plain` as one string and empties it. */
@@ -86,7 +89,9 @@ static enum status flush_plain(struct encoder *e, struct error *err)
         enum status status = text_splitter_next(e->tables->splitter, e->split, text->bytes, text->length, begin, &end, err);
         if (status)
             return error_wrap(err, "the tokenizer's regular expression");
-        encode_piece(e, text->bytes + begin, end - begin);
+        status = encode_piece(e, text->bytes + begin, end - begin, err);
+        if (status)
+            return status;
     }
     text_clear(&e->plain);
     return STATUS_OK;

@@ -19,7 +19,12 @@ struct text_span {
     int is_template;
 };
 
-enum { ENCODE_BYTES_MAX = 1 << 30 };
+enum {
+    /* Of one call: 64 bytes for each of a million positions. Text, repaired text and ids take at most 16 bytes a byte of it: 1 GiB. */
+    ENCODE_BYTES_MAX = 64 << 20,
+    /* Of one piece, what the file's expression leaves in one; merging takes at most 104 bytes a byte of it (model/bpe.h): 832 MiB. */
+    PIECE_BYTES_MAX = 8 << 20,
+};
 
 /* Reads and checks path (tokenizer.json, at most 1 GiB). On success the caller closes *out; on failure *out is NULL and err names file and
  * thing. */
@@ -40,8 +45,8 @@ int tokenizer_is_added(const struct tokenizer *tokenizer, int id);
 
 /* Appends the ids of the spans, read as one text, to out. Every stretch between two added tokens is split and merged as one string,
  * whichever spans it comes from, so a border between template and people's text leaves no trace in the ids. Bytes that are not UTF-8 are
- * read as U+FFFD (one for each longest broken piece). Takes n log n time for n bytes. Fails when the text is longer than ENCODE_BYTES_MAX
- * or the file's expression backtracks too much on it; out may then hold a part. */
+ * read as U+FFFD (one for each longest broken piece). Takes n log n time for n bytes. Fails when the text is longer than ENCODE_BYTES_MAX,
+ * when one piece of it is longer than PIECE_BYTES_MAX, or when the file's expression backtracks too much on it; out may then hold a part. */
 enum status tokenizer_encode(const struct tokenizer *tokenizer, const struct text_span *spans, size_t n_spans, struct id_list *out,
                              struct error *err);
 
