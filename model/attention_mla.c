@@ -152,20 +152,22 @@ static void for_parts(struct attention *a, void (*fn)(void *ctx, int begin, int 
     parallel_for(a->n_parts, 1, fn, a);
 }
 
-/* Projections of all rows; rows that only fill caches need no query. */
-static void project(struct attention *a, struct activations *normed, struct activations *low)
+/* Latents and rope tables of all rows, and the low-rank queries where they attend: rows that only fill caches need no query. */
+static void project(struct attention *a, struct activations *normed, struct activations *low, int attends)
 {
     const struct layer_context *ctx = a->ctx;
     const struct model_config *c = ctx->config;
     struct workspace *work = ctx->work;
     int latent = c->kv_lora_rank + c->rope_dim;
-    struct linear first[] = {{&a->w->q_a_proj, normed, work->query_low, (size_t)c->q_lora_rank}, {&a->w->kv_a_proj, normed, work->kv, (size_t)latent}};
-    linear_run(ctx->kernels, first, 2);
+    struct linear first[] = {{&a->w->kv_a_proj, normed, work->kv, (size_t)latent}, {&a->w->q_a_proj, normed, work->query_low, (size_t)c->q_lora_rank}};
+    linear_run(ctx->kernels, first, attends ? 2 : 1);
     for (int i = 0; i < a->n_rows; i++) {
-        float *r = work->query_low + (size_t)i * (size_t)c->q_lora_rank;
-        ctx->kernels->rms_norm(r, r, a->w->q_a_norm, c->q_lora_rank, c->rms_norm_eps);
         size_t half = (size_t)c->rope_dim / 2;
         rope_table(work->rope_cos + (size_t)i * half, work->rope_sin + (size_t)i * half, a->rows[i]->position, c->rope_dim, c->rope_theta);
+    }
+    for (int i = 0; i < a->n_rows && attends; i++) {
+        float *r = work->query_low + (size_t)i * (size_t)c->q_lora_rank;
+        ctx->kernels->rms_norm(r, r, a->w->q_a_norm, c->q_lora_rank, c->rms_norm_eps);
     }
     *low = activations_of(work->query_low, (size_t)c->q_lora_rank, a->n_rows, c->q_lora_rank, work->query_low_q);
 }
@@ -176,15 +178,15 @@ void attention_forward(const struct layer_context *ctx, int layer, struct row **
     struct workspace *work = ctx->work;
     struct attention a = {ctx, &ctx->weights->layers[layer], layer, rows, n_rows, 1};
     a.n_parts = parallel_threads() < work->n_threads ? parallel_threads() : work->n_threads;
-    struct activations low;
-    project(&a, normed, &low);
-    append_latents(&a);
-    if (c->has_indexer[layer])
-        indexer_forward(ctx, layer, rows, n_rows, normed, &low);
     int n_full = 0; /* either all rows attend or none does: the caller splits mixed sets */
     for (int i = 0; i < n_rows; i++)
         n_full += !rows[i]->only_cache;
     CHECK(n_full == 0 || n_full == n_rows);
+    struct activations low;
+    project(&a, normed, &low, n_full > 0);
+    append_latents(&a);
+    if (c->has_indexer[layer])
+        indexer_forward(ctx, layer, rows, n_rows, normed, &low);
     if (!n_full)
         return;
     linear_run(ctx->kernels, &(struct linear){&a.w->q_b_proj, &low, work->query, (size_t)c->n_heads * (size_t)config_qk_dim(c)}, 1);
