@@ -19,7 +19,7 @@ struct convert_arguments {
 static const struct option_row rows[] = {
     {"precision", OPTION_CHOICE, offsetof(struct convert_arguments, precision), "int4", 0, 0, "int4|int8|exact", "KIND",
      "int4: routed experts 4 bit, the rest 8 bit; int8: all 8 bit; exact: nothing is rounded, several times the size"},
-    {"threads", OPTION_INT, offsetof(struct convert_arguments, threads), NULL, 0, 256, NULL, "N", "threads that quantise; 0: one per CPU"},
+    {"threads", OPTION_INT, offsetof(struct convert_arguments, threads), NULL, 0, 256, NULL, "N", "threads that quantise; 0: one per core that it may use"},
 };
 
 static volatile sig_atomic_t stop;
@@ -82,8 +82,7 @@ static enum status convert_run(const void *options, const char **arguments, int 
 {
     const struct convert_arguments *a = options;
     (void)n_arguments;
-    long cpus = sysconf(_SC_NPROCESSORS_ONLN);
-    parallel_set_threads(a->threads ? (int)a->threads : cpus > 0 && cpus <= 256 ? (int)cpus : 1);
+    parallel_set_threads(a->threads ? (int)a->threads : parallel_cores());
     catch_signals();
     struct display display = {.is_terminal = isatty(STDERR_FILENO), .begin_ns = clock_now_ns(clock_monotonic())};
     struct convert_options o = {

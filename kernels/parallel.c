@@ -5,11 +5,19 @@
  * costs nothing, because the others take its part. HEARTH_OPENMP builds the OpenMP version for comparison. */
 #include "kernels/parallel.h"
 
+#include <sched.h>
+
 #include "common/check.h"
 
 enum { THREADS_MAX = 256 };
 
 static int team_size = 1;
+
+int parallel_cores(void)
+{
+    cpu_set_t set;
+    return sched_getaffinity(0, sizeof set, &set) ? 1 : CPU_COUNT(&set);
+}
 
 void parallel_set_threads(int n_threads)
 {
@@ -51,7 +59,6 @@ static void run_team(const struct split *s)
 #else
 
 #include <pthread.h>
-#include <sched.h>
 #include <stdatomic.h>
 #include <stdint.h>
 

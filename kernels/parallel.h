@@ -3,6 +3,9 @@
 #ifndef HEARTH_KERNELS_PARALLEL_H
 #define HEARTH_KERNELS_PARALLEL_H
 
+/* Cores that this process may use (its affinity, not the machine's count), at least 1. */
+int parallel_cores(void);
+
 /* n_threads >= 1; set before the first parallel_for, again at any time between two. */
 void parallel_set_threads(int n_threads);
 int parallel_threads(void);

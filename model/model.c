@@ -1,6 +1,5 @@
 #include "model/model.h"
 
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,12 +14,6 @@ enum {
     POSITIONS_DEFAULT = 8192,
     RUNTIME_BYTES = 64 << 20, /* libraries, stacks, tokenizer tables: measured 30 MiB with kindling, doubled */
 };
-
-static int cores(void)
-{
-    cpu_set_t set;
-    return sched_getaffinity(0, sizeof set, &set) ? 1 : CPU_COUNT(&set);
-}
 
 static size_t selection_capacity(const struct model_config *c)
 {
@@ -90,7 +83,7 @@ enum status model_open(struct model **out, const char *dir, const struct model_o
         m->config = weights_source_config(m->source);
         int positions = options->max_positions ? options->max_positions : POSITIONS_DEFAULT;
         m->max_positions = options->max_positions || positions < m->config->max_positions ? positions : m->config->max_positions;
-        parallel_set_threads(options->n_threads ? options->n_threads : cores());
+        parallel_set_threads(options->n_threads ? options->n_threads : parallel_cores());
         status = load(m, options, options->max_rows ? options->max_rows : ROWS_DEFAULT, err);
     }
     if (status)
