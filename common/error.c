@@ -46,20 +46,3 @@ enum status error_wrap(struct error *err, const char *format, ...)
     snprintf(err->text + used, sizeof err->text - used, ": %s", inner);
     return err->status;
 }
-
-const char *status_name(enum status status)
-{
-    static const char *const names[] = {
-        [STATUS_OK] = "ok",
-        [STATUS_INVALID] = "invalid",
-        [STATUS_NOT_FOUND] = "not found",
-        [STATUS_CORRUPT] = "corrupt",
-        [STATUS_IO] = "input/output",
-        [STATUS_NO_MEMORY] = "no memory",
-        [STATUS_BUSY] = "busy",
-        [STATUS_UNSUPPORTED] = "unsupported",
-        [STATUS_TIMEOUT] = "timeout",
-        [STATUS_CANCELLED] = "cancelled",
-    };
-    return names[status];
-}

@@ -32,6 +32,4 @@ enum status error_errno(struct error *err, enum status status, const char *forma
 /* Puts "context: " before the sentence that is there; returns err's status (STATUS_INVALID when err is NULL). */
 enum status error_wrap(struct error *err, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-const char *status_name(enum status status);
-
 #endif

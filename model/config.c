@@ -240,9 +240,13 @@ static enum status read_object(struct model_config *config, const json_t *object
         return error_set(err, STATUS_INVALID, "%s: not a JSON object", file);
     const char *type = json_string_value(json_object_get(object, "model_type"));
     config->family = type ? model_family_find(type) : NULL;
-    if (!config->family)
-        return error_set(err, STATUS_UNSUPPORTED, "%s: model_type %s%s is not supported; supported: %s", file, type ? "" : "is missing or",
-                         type ? type : "", model_families_supported());
+    if (!config->family) {
+        char *supported = model_families_supported();
+        error_set(err, STATUS_UNSUPPORTED, "%s: model_type %s%s is not supported; supported: %s", file, type ? "" : "is missing or",
+                  type ? type : "", supported);
+        free(supported);
+        return STATUS_UNSUPPORTED;
+    }
     read_sizes(&r, config);
     read_rope(&r, config);
     read_experts(&r, config);

@@ -1,10 +1,13 @@
 #include "model/families.h"
 
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "common/memory.h"
+
 static const struct model_family families[] = {
-    {"glm_moe_dsa", "GlmMoeDsaForCausalLM", "GLM-5, GLM-5.1, GLM-5.2, GLM-5.3"},
+    {"glm_moe_dsa", "GLM-5, GLM-5.1, GLM-5.2, GLM-5.3"},
 };
 
 const struct model_family *model_family_find(const char *model_type)
@@ -15,7 +18,13 @@ const struct model_family *model_family_find(const char *model_type)
     return NULL;
 }
 
-const char *model_families_supported(void)
+char *model_families_supported(void)
 {
-    return "glm_moe_dsa (GLM-5, GLM-5.1, GLM-5.2, GLM-5.3)";
+    struct text text = {0};
+    for (size_t i = 0; i < sizeof families / sizeof *families; i++) {
+        char *row = xasprintf("%s%s (%s)", i ? ", " : "", families[i].model_type, families[i].examples);
+        text_append_string(&text, row);
+        free(row);
+    }
+    return text.bytes;
 }

@@ -4,14 +4,13 @@
 
 struct model_family {
     const char *model_type;
-    const char *architecture;
     const char *examples; /* for error sentences */
 };
 
 /* NULL when the model type is not supported. */
 const struct model_family *model_family_find(const char *model_type);
 
-/* The supported model types, for an error sentence. */
-const char *model_families_supported(void);
+/* "TYPE (EXAMPLES), ..." of all rows, for an error sentence; malloc'ed. */
+char *model_families_supported(void);
 
 #endif
