@@ -18,7 +18,7 @@ static enum status read_all(struct text *out, struct error *err)
     return ferror(stdin) ? error_errno(err, STATUS_IO, "standard input: cannot read") : STATUS_OK;
 }
 
-enum status stdin_read_array(json_t **out, struct error *err)
+static enum status read_array(json_t **out, struct error *err)
 {
     struct text input = {0};
     *out = NULL;
@@ -39,9 +39,25 @@ enum status stdin_read_array(json_t **out, struct error *err)
     return status;
 }
 
-enum status stdout_print_json(const json_t *value, struct error *err)
+static enum status print_line(const json_t *value, struct error *err)
 {
     if (json_dumpf(value, stdout, JSON_COMPACT | JSON_ENSURE_ASCII) || putchar('\n') == EOF)
         return error_errno(err, STATUS_IO, "standard output: cannot write");
     return STATUS_OK;
+}
+
+enum status json_stdio_each(enum status (*one)(void *ctx, const json_t *item, json_t *out, struct error *err), void *ctx, struct error *err)
+{
+    json_t *in, *out = json_array();
+    enum status status = read_array(&in, err);
+    for (size_t i = 0; i < json_array_size(in) && !status; i++) {
+        status = one(ctx, json_array_get(in, i), out, err);
+        if (status)
+            status = error_wrap(err, "standard input: [%zu]", i);
+    }
+    if (!status)
+        status = print_line(out, err);
+    json_decref(in);
+    json_decref(out);
+    return status;
 }

@@ -6,10 +6,8 @@
 
 #include "common/error.h"
 
-/* Reads all of standard input (at most 1 GiB) as a JSON array; the caller owns *out. */
-enum status stdin_read_array(json_t **out, struct error *err);
-
-/* Prints value compactly, in ASCII, as one line. */
-enum status stdout_print_json(const json_t *value, struct error *err);
+/* Reads all of standard input (at most 1 GiB) as a JSON array, calls one for each item, which appends its result to `out`, and prints `out` compactly,
+ * in ASCII, as one line. The first failure ends it and says which item it was; nothing is printed then. */
+enum status json_stdio_each(enum status (*one)(void *ctx, const json_t *item, json_t *out, struct error *err), void *ctx, struct error *err);
 
 #endif

@@ -18,8 +18,9 @@ static const struct option_row rows[] = {
     {"json", OPTION_FLAG, offsetof(struct render_options, json), NULL, 0, 0, NULL, NULL, "JSON in, JSON out (the only form so far)"},
 };
 
-static enum status render_one(const json_t *item, json_t *out, struct error *err)
+static enum status render_one(void *ctx, const json_t *item, json_t *out, struct error *err)
 {
+    (void)ctx;
     if (!json_is_object(item))
         return error_set(err, STATUS_INVALID, "must be an object with messages, tools and options");
     struct chat_prompt prompt = {0};
@@ -50,20 +51,8 @@ static enum status run(const void *options, const char **arguments, int n_argume
         return command_usage(err, "--model DIR is missing");
     if (!o->json)
         return command_usage(err, "--json is missing");
-    json_t *in = NULL, *out = json_array();
     enum status status = check_model(o->model, err);
-    if (!status)
-        status = stdin_read_array(&in, err);
-    for (size_t i = 0; i < json_array_size(in) && !status; i++) {
-        status = render_one(json_array_get(in, i), out, err);
-        if (status)
-            status = error_wrap(err, "standard input: [%zu]", i);
-    }
-    if (!status)
-        status = stdout_print_json(out, err);
-    json_decref(in);
-    json_decref(out);
-    return status;
+    return status ? status : json_stdio_each(render_one, NULL, err);
 }
 
 const struct command render_command = {

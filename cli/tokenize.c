@@ -51,16 +51,21 @@ static enum status decode_one(const struct tokenizer *tokenizer, const json_t *i
     return STATUS_OK;
 }
 
-static enum status convert_one(const struct tokenizer *tokenizer, const struct tokenize_options *o, const json_t *item, json_t *out,
-                               struct error *err)
+struct conversion {
+    struct tokenizer *tokenizer;
+    const struct tokenize_options *o;
+};
+
+static enum status convert_one(void *ctx, const json_t *item, json_t *out, struct error *err)
 {
-    if (!o->decode) {
+    const struct conversion *c = ctx;
+    if (!c->o->decode) {
         json_t *ids = json_array();
         json_array_append_new(out, ids);
-        return encode_one(tokenizer, item, !o->plain, ids, err);
+        return encode_one(c->tokenizer, item, !c->o->plain, ids, err);
     }
     struct text text = {0};
-    enum status status = decode_one(tokenizer, item, &text, err);
+    enum status status = decode_one(c->tokenizer, item, &text, err);
     if (!status)
         json_array_append_new(out, json_stringn(text.bytes ? text.bytes : "", text.length));
     text_free(&text);
@@ -77,22 +82,12 @@ static enum status run(const void *options, const char **arguments, int n_argume
         return command_usage(err, "--json is missing");
     if (o->plain && o->decode)
         return command_usage(err, "--plain is about reading text, it has no meaning with --decode");
-    struct tokenizer *tokenizer = NULL;
-    json_t *in = NULL, *out = json_array();
+    struct conversion conversion = {NULL, o};
     char *path = xasprintf("%s/tokenizer.json", o->model);
-    enum status status = tokenizer_open(&tokenizer, path, err);
+    enum status status = tokenizer_open(&conversion.tokenizer, path, err);
     if (!status)
-        status = stdin_read_array(&in, err);
-    for (size_t i = 0; i < json_array_size(in) && !status; i++) {
-        status = convert_one(tokenizer, o, json_array_get(in, i), out, err);
-        if (status)
-            status = error_wrap(err, "standard input: [%zu]", i);
-    }
-    if (!status)
-        status = stdout_print_json(out, err);
-    json_decref(in);
-    json_decref(out);
-    tokenizer_close(&tokenizer);
+        status = json_stdio_each(convert_one, &conversion, err);
+    tokenizer_close(&conversion.tokenizer);
     free(path);
     return status;
 }
