@@ -5,10 +5,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cli/command.h"
 #include "common/check.h"
+#include "common/clock.h"
 #include "kernels/cpu_features.h"
+#include "model/checksums.h"
 
 static int error_is_usage;
 
@@ -86,8 +89,26 @@ static int run(const struct command *c, int argc, char **argv)
     return error_is_usage ? EXIT_USAGE : EXIT_FAILURE;
 }
 
+/* A line that is rewritten five times a second: the first opening of a large vendor folder takes minutes. */
+static void show_checksums(uint64_t done_bytes, uint64_t total_bytes)
+{
+    static uint64_t shown_ns;
+    uint64_t now_ns = clock_now_ns(clock_monotonic());
+    if (done_bytes < total_bytes && now_ns - shown_ns < 200000000)
+        return;
+    shown_ns = now_ns;
+    if (done_bytes < total_bytes)
+        fprintf(stderr, "\r\033[K%5.1f%%  reading %.1f GB of weights once for their checksums", 100.0 * (double)done_bytes / (double)total_bytes,
+                (double)total_bytes / 1e9);
+    else
+        fputs("\r\033[K", stderr);
+    fflush(stderr);
+}
+
 int main(int argc, char **argv)
 {
+    if (isatty(STDERR_FILENO))
+        checksums_set_report(show_checksums);
     signal(SIGPIPE, SIG_IGN); /* a closed pipe is an error on stdout, with a sentence */
     if (argc < 2) {
         print_commands(stderr);

@@ -159,17 +159,33 @@ static enum status hash_tensor(struct vendor_folder *folder, struct vendor_tenso
     return status;
 }
 
+static void (*report)(uint64_t done_bytes, uint64_t total_bytes);
+
+void checksums_set_report(void (*fn)(uint64_t done_bytes, uint64_t total_bytes))
+{
+    report = fn;
+}
+
 /* Reads all weights once, in the order of the files. */
 static enum status hash_all(struct vendor_folder *folder, struct error *err)
 {
     struct vendor_tensor **order = xcalloc((size_t)folder->n_tensors, sizeof *order);
     uint8_t *piece = xcalloc(PIECE_BYTES, 1);
     enum status status = STATUS_OK;
-    for (int i = 0; i < folder->n_tensors; i++)
+    uint64_t done = 0, total = 0;
+    for (int i = 0; i < folder->n_tensors; i++) {
         order[i] = &folder->tensors[i];
+        total += order[i]->at->bytes;
+    }
     qsort(order, (size_t)folder->n_tensors, sizeof *order, by_place);
-    for (int i = 0; i < folder->n_tensors && !status; i++)
+    for (int i = 0; i < folder->n_tensors && !status; i++) {
         status = hash_tensor(folder, order[i], piece, err);
+        done += order[i]->at->bytes;
+        if (report && i + 1 < folder->n_tensors && !status)
+            report(done, total);
+    }
+    if (report)
+        report(total, total);
     for (int i = 0; i < folder->n_tensors && !status; i++)
         folder->tensors[i].has_checksum = 1;
     vendor_folder_abandon(folder);

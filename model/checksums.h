@@ -24,6 +24,10 @@ enum status checksums_load(struct vendor_folder *folder, int *found, struct erro
  * without any write permission bit is left alone, even by root), else in the state directory. */
 enum status checksums_establish(struct vendor_folder *folder, struct error *err);
 
+/* Who is told how far that reading is: after every tensor, and a last time with done = total, also when it failed. One for the process, set before
+ * threads start; NULL, the default: nobody. */
+void checksums_set_report(void (*report)(uint64_t done_bytes, uint64_t total_bytes));
+
 /* Identity of a folder whose tensors have checksums: XXH3-128 over config.json and every tensor's name, dtype, shape and checksum in the
  * order of names. */
 enum status checksums_identity(const struct vendor_folder *folder, char identity[33], struct error *err);

@@ -142,10 +142,27 @@ def test_reasoning_is_dimmed_on_a_terminal_only(pack):
     assert shown.startswith("\x1b[2m") and "\x1b[0m" in shown and shown.strip().endswith("3 + 4 = 7.")
 
 
+def test_the_first_opening_of_a_vendor_folder_shows_how_far_it_is_on_a_terminal_only(tmp_path):
+    folder = tmp_path / "new"
+    shutil.copytree(ROOT / "models/kindling", folder, ignore=shutil.ignore_patterns(".hearth*"))
+    master, slave = pty.openpty()
+    subprocess.run([HEARTH, "inspect", str(folder), "--no-verify"], stdout=subprocess.DEVNULL, stderr=slave, timeout=60)
+    os.close(slave)
+    shown = os.read(master, 65536).decode()
+    assert "%  reading 0.0 GB of weights once" in shown and "\r\x1b[K" in shown
+    (folder / ".hearth-checksums.json").unlink()
+    assert "reading" not in hearth("inspect", folder, "--no-verify").stderr
+
+
 def test_a_closed_pipe_is_an_error_and_not_a_hang(pack):
-    done = subprocess.run(f"{HEARTH} run {pack} 'Tell me a story about a fox.' --max-tokens 50 | true; echo ${{PIPESTATUS[0]}}", shell=True,
-                          executable="/bin/bash", capture_output=True, text=True, timeout=60)
-    assert done.stdout.strip() in ("0", "1")
+    reader, writer = os.pipe()
+    os.close(reader)  # before the first byte: nothing of the answer finds room in the pipe
+    try:
+        done = subprocess.run([HEARTH, "run", str(pack), "Tell me a story about a fox.", "--max-tokens", "50"], stdout=writer, stderr=subprocess.PIPE,
+                              text=True, timeout=60)
+    finally:
+        os.close(writer)
+    assert done.returncode == 1 and "standard output" in done.stderr and "Broken pipe" in done.stderr
 
 
 def test_conversations_longer_than_the_context_say_so(pack):
