@@ -2,6 +2,7 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 static enum log_level level_max = LOG_WARNING;
 
@@ -10,9 +11,17 @@ void log_set_level(enum log_level level)
     level_max = level;
 }
 
+static const char *const names[] = {"error", "warning", "info", "debug"};
+
+void log_set_level_by_name(const char *name)
+{
+    for (int i = LOG_ERROR; i <= LOG_DEBUG; i++)
+        if (!strcmp(name, names[i]))
+            level_max = (enum log_level)i;
+}
+
 void log_line(enum log_level level, const char *format, ...)
 {
-    static const char *const names[] = {"error", "warning", "info", "debug"};
     if (level > level_max)
         return;
     char line[2048]; /* one write, so that lines of two threads do not mix */

@@ -72,8 +72,8 @@ static enum status open_model(struct coordinator *c, struct error *err)
     c->layer_bytes[0] += weights_source_part_bytes(c->source, PART_EMBEDDING, 0);
     c->layer_bytes[m->n_layers - 1] += weights_source_part_bytes(c->source, PART_HEAD, 0);
     if (tokenizer_size(c->tokenizer) > m->vocab_size)
-        return error_set(err, STATUS_INVALID, "%s/tokenizer.json has ids up to %d, but vocab_size is %d", dir, tokenizer_size(c->tokenizer) - 1,
-                         m->vocab_size);
+        return error_set(err, STATUS_INVALID, "%s/tokenizer.json has ids up to %d, but vocab_size is %d", dir,
+                         tokenizer_size(c->tokenizer) - 1, m->vocab_size);
     return STATUS_OK;
 }
 
@@ -85,7 +85,8 @@ static enum status open_keys(struct coordinator *c, struct error *err)
         return STATUS_OK;
     }
     if (!o->key || !o->trust)
-        return error_set(err, STATUS_INVALID, "--key and --trust are needed (hearth keys new FILE, hearth keys trust FILE KEY NAME), or --plaintext");
+        return error_set(err, STATUS_INVALID,
+                         "--key and --trust are needed (hearth keys new FILE, hearth keys trust FILE KEY NAME), or --plaintext");
     enum status status = key_pair_read(o->key, &c->keys, err);
     return status ? status : trusted_keys_read(&c->trusted, o->trust, err);
 }
@@ -111,7 +112,8 @@ static enum status open_transport(struct coordinator *c, struct error *err)
     zmq_transport_trust(c->transport, &c->trusted);
     c->row_endpoint = advertised(zmq_transport_row_endpoint(c->transport), o->advertise);
     if (strstr(c->row_endpoint, "//0.0.0.0:") || strstr(c->row_endpoint, "//*:"))
-        return error_set(err, STATUS_INVALID, "--rows binds every address: say with --advertise HOST under which the nodes reach this machine");
+        return error_set(err, STATUS_INVALID,
+                         "--rows binds every address: say with --advertise HOST under which the nodes reach this machine");
     return STATUS_OK;
 }
 
@@ -257,7 +259,8 @@ static void run_loop(struct coordinator *c)
         wait_for_something(c, clock);
         uint64_t now_ns = clock_now_ns(clock);
         if (asked_to_stop && !is_draining) {
-            log_line(LOG_INFO, "stopping: %d answers may take %lld s to end", cluster_n_running(c->cluster), (long long)c->options->drain_s);
+            log_line(LOG_INFO, "stopping: %d answers may take %lld s to end", cluster_n_running(c->cluster),
+                     (long long)c->options->drain_s);
             cluster_drain(c->cluster);
             http_server_drain(c->http, now_ns + (uint64_t)c->options->drain_s * 1000000000u);
             is_draining = 1;
@@ -309,8 +312,8 @@ enum status coordinator_run(const struct coordinator_options *options, struct er
         status = open_http(c, err);
     if (!status) {
         log_line(LOG_INFO, "model %s, identity %s", c->model_name, weights_source_identity(c->source));
-        log_line(LOG_INFO, "nodes report to %s, results come to %s; clients ask at http://%s:%d/v1", zmq_transport_control_endpoint(c->transport),
-                 c->row_endpoint, c->bind_address, http_server_port(c->http));
+        log_line(LOG_INFO, "nodes report to %s, results come to %s; clients ask at http://%s:%d/v1",
+                 zmq_transport_control_endpoint(c->transport), c->row_endpoint, c->bind_address, http_server_port(c->http));
         run_loop(c);
     }
     close_all(c);

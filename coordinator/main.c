@@ -9,21 +9,14 @@
 
 enum { EXIT_USAGE = 2 };
 
-static void set_log_level(const char *name)
-{
-    static const char *const names[] = {"error", "warning", "info", "debug"};
-    for (int i = 0; i < 4; i++)
-        if (!strcmp(name, names[i]))
-            log_set_level((enum log_level)i);
-}
-
 int main(int argc, char **argv)
 {
     struct coordinator_options options;
     struct error err = {0};
     for (int i = 1; i < argc; i++)
         if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) {
-            puts("usage: hearth-coordinator --model DIR [options]\n\nGives the nodes of a cluster their layers and serves the OpenAI API.\n\noptions:");
+            puts("usage: hearth-coordinator --model DIR [options]\n\nGives the nodes of a cluster their layers and serves the OpenAI "
+                 "API.\n\noptions:");
             options_print_help(coordinator_option_rows, n_coordinator_option_rows, stdout);
             return EXIT_SUCCESS;
         }
@@ -31,7 +24,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "hearth-coordinator: %s\n", err.text);
         return EXIT_USAGE;
     }
-    set_log_level(options.log_level);
+    log_set_level_by_name(options.log_level);
     if (coordinator_run(&options, &err)) {
         fprintf(stderr, "hearth-coordinator: %s\n", err.text);
         return EXIT_FAILURE;

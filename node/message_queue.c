@@ -1,5 +1,6 @@
 #include "node/message_queue.h"
 
+#include <errno.h>
 #include <stdint.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -45,8 +46,8 @@ int message_queue_take(struct message_queue *q, struct queue_item *item)
         q->n--;
         q->bytes -= item->bytes;
     }
-    if (q->n == 0 && read(q->event_fd, &count, sizeof count) < 0)
-        ; /* it was empty already */
+    if (q->n == 0)
+        CHECK(read(q->event_fd, &count, sizeof count) == sizeof count || errno == EAGAIN); /* EAGAIN: it was empty already */
     pthread_mutex_unlock(&q->mutex);
     return is_there;
 }

@@ -1,0 +1,242 @@
+#include "node/compute_thread.h"
+
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "common/budget.h"
+#include "common/check.h"
+#include "common/clock.h"
+#include "common/log.h"
+#include "common/memory.h"
+#include "kernels/parallel.h"
+
+enum {
+    UNIT_ROWS_MAX = 64,
+    RUNTIME_BYTES = 64 << 20, /* libraries, stacks, queues */
+    IDLE_MS = 100,            /* how long the thread sleeps at most before it looks at should_stop */
+};
+
+void stage_message_free(struct stage_message **message)
+{
+    wire_free(&(*message)->envelope);
+    free((*message)->rows);
+    free(*message);
+    *message = NULL;
+}
+
+/* Hands messages to the net thread. It always empties its queue, so waiting for room ends; a process that stops drops them. */
+static void hand_out(struct compute_thread *c, struct outbox *out)
+{
+    for (int i = 0; i < out->n; i++) {
+        struct outgoing *copy = xcalloc(1, sizeof *copy);
+        *copy = out->messages[i];
+        struct queue_item item = {NET_OUTGOING, copy, copy->header_bytes + copy->rows_bytes};
+        while (!message_queue_put(&c->out, item)) {
+            if (atomic_load(&c->should_stop)) {
+                free(copy->bytes);
+                free(copy);
+                break;
+            }
+            nanosleep(&(struct timespec){0, 1000000}, NULL);
+        }
+    }
+    out->n = 0; /* the bytes belong to the copies now */
+}
+
+static void end_stage(struct compute_thread *c)
+{
+    if (c->stage)
+        stage_free(&c->stage);
+    if (c->forward)
+        stage_forward_free(&c->forward);
+    atomic_store(&c->state, COMPUTE_WAITING);
+}
+
+static void put_refuse(const Hearth__Envelope *assign, uint32_t code, char *sentence, struct outbox *out)
+{
+    Hearth__Envelope e = HEARTH__ENVELOPE__INIT;
+    Hearth__Refuse body = HEARTH__REFUSE__INIT;
+    e.protocol = PROTOCOL_VERSION;
+    e.epoch = assign->epoch;
+    body.code = code;
+    body.sentence = sentence;
+    body.scope = HEARTH__SCOPE__SCOPE_NODE;
+    e.body_case = HEARTH__ENVELOPE__BODY_REFUSE;
+    e.refuse = &body;
+    outbox_put(out, PEER_COORDINATOR, CHANNEL_CONTROL, &e, NULL, 0);
+}
+
+static void put_ready(const struct compute_thread *c, const Hearth__Envelope *assign, struct outbox *out)
+{
+    Hearth__Envelope e = HEARTH__ENVELOPE__INIT;
+    Hearth__Ready body = HEARTH__READY__INIT;
+    e.protocol = PROTOCOL_VERSION;
+    e.epoch = assign->epoch;
+    body.layer_begin = assign->assign->layer_begin;
+    body.layer_end = assign->assign->layer_end;
+    body.free_positions = (uint64_t)stage_free_positions(c->stage);
+    e.body_case = HEARTH__ENVELOPE__BODY_READY;
+    e.ready = &body;
+    outbox_put(out, PEER_COORDINATOR, CHANNEL_CONTROL, &e, NULL, 0);
+}
+
+/* A node may be told to own nothing else than its --layers. */
+static enum status check_range(const struct compute_thread *c, int begin, int end, struct error *err)
+{
+    int own_begin, own_end;
+    if (c->options->layers && (sscanf(c->options->layers, "%d-%d", &own_begin, &own_end) != 2 || begin != own_begin || end != own_end))
+        return error_set(err, STATUS_INVALID, "this node owns layers %s only (--layers) and was given %d-%d: change one of the two",
+                         c->options->layers, begin, end);
+    return stage_range_check(weights_source_config(c->source), begin, end, err);
+}
+
+/* Summed and refused before anything is allocated; weights that are there already are not counted against what is free. */
+static enum status check_memory(struct compute_thread *c, int begin, int end, const struct stage_forward_sizes *sizes, int has_weights,
+                                struct error *err)
+{
+    struct budget budget = {.limit = c->options->memory ? (uint64_t)c->options->memory : memory_available_bytes()};
+    if (!has_weights || c->options->memory) {
+        budget_add(&budget, "weights", stage_weights_dense_bytes(c->source, begin, end), NULL);
+        budget_add(&budget, "experts", stage_weights_expert_bytes(c->source, begin, end), "give this node fewer layers");
+    }
+    stage_forward_budget(&budget, c->source, begin, end, sizes);
+    budget_add(&budget, "runtime", RUNTIME_BYTES, NULL);
+    return budget_check(&budget, err);
+}
+
+/* Weights and caches for the range; weights of the same range are kept. */
+static enum status prepare_engine(struct compute_thread *c, const Hearth__Assign *a, struct error *err)
+{
+    int begin = (int)a->layer_begin, end = (int)a->layer_end;
+    struct stage_forward_sizes sizes = {(int)a->max_positions, (int)a->max_sequences, (int)a->max_rows_in_flight, UNIT_ROWS_MAX};
+    int has_weights = c->weights.source && c->weights.layer_begin == begin && c->weights.layer_end == end;
+    if (c->weights.source && !has_weights)
+        stage_weights_release(&c->weights);
+    enum status status = check_memory(c, begin, end, &sizes, has_weights, err);
+    if (!status && !has_weights)
+        status = stage_weights_load(&c->weights, c->source, begin, end, err);
+    return status ? status : stage_forward_new(&c->forward, &c->weights, &c->kernels, &sizes, err);
+}
+
+static void on_assign(struct compute_thread *c, const Hearth__Envelope *e, struct outbox *out)
+{
+    const Hearth__Assign *a = e->assign;
+    struct error err;
+    end_stage(c);
+    atomic_store(&c->state, COMPUTE_LOADING);
+    log_line(LOG_INFO, "epoch %u: layers %u-%u, stage %u of %u", e->epoch->counter, a->layer_begin, a->layer_end, a->stage + 1,
+             a->n_stages);
+    struct stage_config config = {.epoch_instance = e->epoch->instance,
+                                  .epoch_counter = e->epoch->counter,
+                                  .stage = (int)a->stage,
+                                  .n_stages = (int)a->n_stages,
+                                  .max_positions = (int)a->max_positions,
+                                  .max_sequences = (int)a->max_sequences,
+                                  .max_rows_in_flight = (int)a->max_rows_in_flight,
+                                  .unit_rows_max = UNIT_ROWS_MAX};
+    uint32_t code = REFUSE_RANGE;
+    enum status status = check_range(c, (int)a->layer_begin, (int)a->layer_end, &err);
+    if (!status) {
+        status = prepare_engine(c, a, &err);
+        code = status == STATUS_NO_MEMORY ? REFUSE_MEMORY : REFUSE_INTERNAL;
+    }
+    if (!status)
+        status = stage_new(&c->stage, &config, stage_forward_engine(c->forward), &err);
+    if (status) {
+        log_line(LOG_ERROR, "%s", err.text);
+        put_refuse(e, code, err.text, out);
+        atomic_store(&c->state, COMPUTE_FAILED);
+        return;
+    }
+    put_ready(c, e, out);
+    atomic_store(&c->state, COMPUTE_READY);
+    log_line(LOG_INFO, "ready");
+}
+
+static void handle_item(struct compute_thread *c, struct queue_item *item, struct outbox *out)
+{
+    struct stage_message *message = item->data;
+    if (item->kind == COMPUTE_FORGET)
+        end_stage(c);
+    else if (item->kind == COMPUTE_ASSIGN)
+        on_assign(c, message->envelope, out);
+    else if (c->stage)
+        stage_handle(c->stage, message->envelope, message->rows, clock_now_ns(clock_monotonic()), out);
+    if (message)
+        stage_message_free(&message);
+    hand_out(c, out);
+}
+
+static void run_unit(struct compute_thread *c, struct outbox *out)
+{
+    atomic_store(&c->unit_start_ns, clock_now_ns(clock_monotonic()));
+    if (c->options->slow_unit_ms)
+        nanosleep(&(struct timespec){c->options->slow_unit_ms / 1000, c->options->slow_unit_ms % 1000 * 1000000}, NULL);
+    stage_run_unit(c->stage, clock_monotonic(), out);
+    atomic_store(&c->unit_start_ns, 0);
+    atomic_fetch_add(&c->progress, 1);
+    const struct stage_counters *counters = stage_counters(c->stage);
+    atomic_store(&c->rows, counters->rows_done);
+    atomic_store(&c->busy_ns, counters->busy_ns);
+    atomic_store(&c->queue_ns, counters->queue_ns);
+    hand_out(c, out);
+}
+
+static void *run(void *argument)
+{
+    struct compute_thread *c = argument;
+    struct outbox out;
+    outbox_init(&out, 4 * STAGE_UNIT_MESSAGES_MAX);
+    while (!atomic_load(&c->should_stop)) {
+        struct queue_item item;
+        while (message_queue_take(&c->in, &item))
+            handle_item(c, &item, &out);
+        if (c->stage && stage_has_work(c->stage)) {
+            run_unit(c, &out);
+            continue;
+        }
+        struct pollfd fd = {c->in.event_fd, POLLIN, 0};
+        poll(&fd, 1, IDLE_MS);
+    }
+    end_stage(c);
+    if (c->weights.source)
+        stage_weights_release(&c->weights);
+    outbox_release(&out);
+    return NULL;
+}
+
+enum status compute_thread_start(struct compute_thread *c, const struct node_options *options, struct weights_source *source,
+                                 const struct kernels *kernels, struct error *err)
+{
+    c->kernels = *kernels;
+    c->options = options;
+    c->source = source;
+    if (options->threads)
+        parallel_set_threads((int)options->threads);
+    if (!message_queue_init(&c->in) || !message_queue_init(&c->out))
+        return error_errno(err, STATUS_IO, "eventfd");
+    if (pthread_create(&c->thread, NULL, run, c))
+        return error_set(err, STATUS_NO_MEMORY, "no thread to be had for computing");
+    return STATUS_OK;
+}
+
+void compute_thread_stop(struct compute_thread *c)
+{
+    struct queue_item item;
+    atomic_store(&c->should_stop, 1);
+    pthread_join(c->thread, NULL);
+    while (message_queue_take(&c->in, &item)) {
+        struct stage_message *message = item.data;
+        if (message)
+            stage_message_free(&message);
+    }
+    while (message_queue_take(&c->out, &item)) {
+        free(((struct outgoing *)item.data)->bytes);
+        free(item.data);
+    }
+    message_queue_release(&c->in);
+    message_queue_release(&c->out);
+}

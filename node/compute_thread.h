@@ -1,0 +1,60 @@
+/* The compute thread of a node: loads the layers it is assigned, runs the stage unit by unit. Everything else in here belongs to the net
+ * thread. */
+#ifndef HEARTH_NODE_COMPUTE_THREAD_H
+#define HEARTH_NODE_COMPUTE_THREAD_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+
+#include "model/weights_source.h"
+#include "node/message_queue.h"
+#include "node/node_options.h"
+#include "node/stage.h"
+#include "node/stage_forward.h"
+#include "node/stage_weights.h"
+
+/* What the net thread hands over. */
+enum compute_item {
+    COMPUTE_MESSAGE, /* struct stage_message: for the stage */
+    COMPUTE_ASSIGN,  /* struct stage_message with an Assign: load and begin a new epoch */
+    COMPUTE_FORGET,  /* the coordinator is gone: no stage until the next Assign; weights stay */
+};
+
+/* A decoded message and its rows; one allocation each. */
+struct stage_message {
+    Hearth__Envelope *envelope;
+    float *rows;
+};
+
+/* What the compute thread hands back: struct outgoing, to be sent and freed. */
+enum net_item { NET_OUTGOING };
+
+enum compute_state { COMPUTE_WAITING, COMPUTE_LOADING, COMPUTE_READY, COMPUTE_FAILED };
+
+struct compute_thread {
+    const struct node_options *options;
+    struct weights_source *source;
+    struct message_queue in, out;
+    pthread_t thread;
+    atomic_int should_stop;
+    /* for heartbeats */
+    atomic_int state; /* enum compute_state */
+    atomic_uint_fast64_t progress, unit_start_ns, rows, busy_ns, queue_ns;
+    /* the compute thread's own */
+    struct kernels kernels;
+    struct stage_weights weights;  /* of the last range; kept from epoch to epoch while it stays the same */
+    struct stage_forward *forward; /* of the present epoch, with the stage */
+    struct stage *stage;
+};
+
+/* kernels are copied; source is borrowed: the thread is its only user until compute_thread_stop. */
+enum status compute_thread_start(struct compute_thread *compute, const struct node_options *options, struct weights_source *source,
+                                 const struct kernels *kernels, struct error *err);
+
+/* Ends after the unit that runs now; frees everything. */
+void compute_thread_stop(struct compute_thread *compute);
+
+void stage_message_free(struct stage_message **message);
+
+#endif
