@@ -36,6 +36,7 @@ static const struct setting common_settings[] = {
 };
 
 static const struct setting connected_settings[] = {
+    {ZMQ_HANDSHAKE_IVL, 1500},     /* a refused key is tried again soon; three round trips fit many times */
     {ZMQ_IMMEDIATE, 1},            /* nothing queues in ZeroMQ for a peer that is not there: it would arrive stale */
     {ZMQ_RECONNECT_IVL, 100},      /* a restarted peer is found quickly ... */
     {ZMQ_RECONNECT_IVL_MAX, 1000}, /* ... and an absent one is not hammered */

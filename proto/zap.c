@@ -15,12 +15,23 @@ enum {
     FRAMES_MAX = 12,
     FRAME_BYTES_MAX = 256,
     CURVE_KEY_BYTES = 32,
+    WAITING_MAX = 16, /* more strangers than that at once are refused without waiting */
 };
+#define WAIT_NS UINT64_C(500000000)
 #define LOG_EVERY_NS UINT64_C(5000000000)
+
+struct zap_request {
+    char frames[FRAMES_MAX][FRAME_BYTES_MAX];
+    int bytes[FRAMES_MAX], n;
+    char key[PEER_KEY_BYTES];
+    uint64_t deadline_ns;
+};
+/* The frames of a request, after the two of the envelope. */
+enum { ROUTING_ID, DELIMITER, VERSION, REQUEST_ID, DOMAIN, ADDRESS, IDENTITY, MECHANISM, CREDENTIALS };
 
 enum status zap_open(struct zap *zap, void *context, int plaintext, struct error *err)
 {
-    *zap = (struct zap){.plaintext = plaintext};
+    *zap = (struct zap){.plaintext = plaintext, .waiting = xcalloc(WAITING_MAX, sizeof *zap->waiting)};
     /* ROUTER, not REP: a request that is not answered cannot wedge it. */
     zap->socket = zmq_socket(context, ZMQ_ROUTER);
     if (!zap->socket || zmq_bind(zap->socket, "inproc://zeromq.zap.01"))
@@ -33,6 +44,7 @@ void zap_close(struct zap *zap)
     if (zap->socket)
         zmq_close(zap->socket);
     free(zap->keys);
+    free(zap->waiting);
     *zap = (struct zap){0};
 }
 
@@ -73,15 +85,8 @@ static void log_refusal(struct zap *zap, const char *key, const char *address, u
     zap->n_unlogged = 0;
 }
 
-struct request {
-    char frames[FRAMES_MAX][FRAME_BYTES_MAX];
-    int bytes[FRAMES_MAX], n;
-};
-/* The frames of a request, after the two of the envelope. */
-enum { ROUTING_ID, DELIMITER, VERSION, REQUEST_ID, DOMAIN, ADDRESS, IDENTITY, MECHANISM, CREDENTIALS };
-
 /* 0: none is here. */
-static int take_request(struct zap *zap, struct request *r)
+static int take_request(struct zap *zap, struct zap_request *r)
 {
     for (r->n = 0;; r->n++) {
         char spare[FRAME_BYTES_MAX];
@@ -100,10 +105,10 @@ static int take_request(struct zap *zap, struct request *r)
     }
 }
 
-static void answer(struct zap *zap, const struct request *r, int is_trusted, const char *user)
+static void answer(struct zap *zap, const struct zap_request *r, int is_trusted)
 {
-    /* 300 closes the connection without a word, so that the peer tries again: the key may be trusted a minute later. After 400 ZeroMQ never
-     * would. */
+    const char *user = is_trusted ? r->key : "";
+    /* 300 lets the peer try again after its handshake deadline: the key may be trusted a minute later. After 400 ZeroMQ never would. */
     const struct {
         const void *bytes;
         size_t n;
@@ -120,25 +125,56 @@ static void answer(struct zap *zap, const struct request *r, int is_trusted, con
         zmq_send(zap->socket, frames[i].bytes, frames[i].n, ZMQ_DONTWAIT | (i + 1 < N ? ZMQ_SNDMORE : 0));
 }
 
+static void refuse(struct zap *zap, const struct zap_request *r, uint64_t now_ns)
+{
+    zap->refused++;
+    log_refusal(zap, *r->key ? r->key : "(none)", r->frames[ADDRESS], now_ns);
+    answer(zap, r, 0);
+}
+
+/* Lets in those that are trusted now, refuses those that have waited long enough. */
+static void answer_waiting(struct zap *zap, uint64_t now_ns)
+{
+    int kept = 0;
+    for (int i = 0; i < zap->n_waiting; i++) {
+        struct zap_request *r = &zap->waiting[i];
+        if (zap_is_trusted(zap, r->key))
+            answer(zap, r, 1);
+        else if (now_ns >= r->deadline_ns)
+            refuse(zap, r, now_ns);
+        else if (kept++ != i)
+            zap->waiting[kept - 1] = *r;
+    }
+    zap->n_waiting = kept;
+}
+
+static void consider(struct zap *zap, struct zap_request *r, uint64_t now_ns)
+{
+    if (r->n <= MECHANISM || strcmp(r->frames[VERSION], "1.0"))
+        return;
+    int is_curve =
+        !zap->plaintext && !strcmp(r->frames[MECHANISM], "CURVE") && r->n == CREDENTIALS + 1 && r->bytes[CREDENTIALS] == CURVE_KEY_BYTES;
+    if (is_curve)
+        CHECK(zmq_z85_encode(r->key, (const uint8_t *)r->frames[CREDENTIALS], CURVE_KEY_BYTES));
+    if (zap->plaintext ? !strcmp(r->frames[MECHANISM], "NULL") : is_curve && zap_is_trusted(zap, r->key)) {
+        answer(zap, r, 1);
+    } else if (is_curve && zap->n_waiting < WAITING_MAX) {
+        r->deadline_ns = now_ns + WAIT_NS;
+        zap->waiting[zap->n_waiting++] = *r;
+    } else {
+        refuse(zap, r, now_ns);
+    }
+}
+
 int zap_answer(struct zap *zap, uint64_t now_ns)
 {
-    struct request r;
+    struct zap_request r = {0};
+    answer_waiting(zap, now_ns);
     for (int i = 0; i < ANSWERS_PER_CALL; i++) {
         if (!take_request(zap, &r))
             return 0;
-        if (r.n <= MECHANISM || strcmp(r.frames[VERSION], "1.0"))
-            continue;
-        char key[PEER_KEY_BYTES] = "";
-        int is_trusted = zap->plaintext && !strcmp(r.frames[MECHANISM], "NULL");
-        if (!zap->plaintext && !strcmp(r.frames[MECHANISM], "CURVE") && r.n == CREDENTIALS + 1 && r.bytes[CREDENTIALS] == CURVE_KEY_BYTES) {
-            CHECK(zmq_z85_encode(key, (const uint8_t *)r.frames[CREDENTIALS], CURVE_KEY_BYTES));
-            is_trusted = zap_is_trusted(zap, key);
-        }
-        if (!is_trusted) {
-            zap->refused++;
-            log_refusal(zap, *key ? key : "(none)", r.frames[ADDRESS], now_ns);
-        }
-        answer(zap, &r, is_trusted, is_trusted ? key : "");
+        memset(r.key, 0, sizeof r.key);
+        consider(zap, &r, now_ns);
     }
     return 1;
 }

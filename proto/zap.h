@@ -11,12 +11,15 @@
 
 enum { ZAP_KEYS_MAX = 256 };
 
-/* Keys that are let in now, in one domain or all. */
+/* Keys that are let in now. An unknown one is not refused at once: a stage may connect a moment before the Assign that names it arrives
+ * here, and ZeroMQ would make it wait for seconds before it tries again. */
 struct zap {
     void *socket;
     int plaintext;                /* lets everyone in that speaks ZMTP 3 without keys */
     char (*keys)[PEER_KEY_BYTES]; /* [n_keys] */
     int n_keys;
+    struct zap_request *waiting; /* [n_waiting], asked by keys that are not trusted yet */
+    int n_waiting;
     uint64_t refused, next_log_ns, n_unlogged;
 };
 
@@ -30,7 +33,7 @@ void zap_set_key(struct zap *zap, const char *key); /* only this one; "" or NULL
 
 int zap_is_trusted(const struct zap *zap, const char *key);
 
-/* Answers what waits, at most a stated number a call; 1: there may be more. */
+/* Answers what has come, at most a stated number a call; 1: there may be more. Keys that have waited for half a second are refused. */
 int zap_answer(struct zap *zap, uint64_t now_ns);
 
 #endif

@@ -1,11 +1,13 @@
 #include "proto/zmq_transport.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/random.h>
+#include <sys/timerfd.h>
 #include <unistd.h>
 
 #include "common/check.h"
@@ -24,6 +26,7 @@ enum {
     CONTROL_BEFORE_ROWS = 16, /* control messages go first, but not for ever */
     MONITOR_EVENTS_HWM = 4096,
     ENDPOINT_TEXT_BYTES = 256,
+    RETRY_NS = 2000000, /* for what is queued */
 };
 _Static_assert(PEERS_MAX >= 4 * STAGES_MAX, "every stage may restart");
 
@@ -65,7 +68,7 @@ struct zmq_transport {
     uint8_t routing_id[ROUTING_ID_BYTES];
     struct node_peer *peers; /* [PEERS_MAX], coordinator only */
     int n_peers_ever;
-    int epoll_fd, again_fd;
+    int epoll_fd, again_fd, retry_fd;
     int control_streak;
     struct frames frames; /* the message that is out */
     void *aligned;        /* [ROW_MESSAGE_BYTES_MAX], allocated when first needed */
@@ -88,11 +91,19 @@ static void wake(struct zmq_transport *t)
     (void)wrote; /* fails only when it is readable already */
 }
 
-static void unwake(struct zmq_transport *t)
+static void unwake(int fd)
 {
     uint64_t count;
-    ssize_t got = read(t->again_fd, &count, sizeof count);
+    ssize_t got = read(fd, &count, sizeof count);
     (void)got; /* fails only when it was not readable */
+}
+
+/* While something is queued we try again by the clock: any call on a socket may take the news that it is writable, and a ROUTER does not
+ * say which peer is. */
+static void retry_soon(struct zmq_transport *t)
+{
+    const struct itimerspec soon = {.it_value.tv_nsec = RETRY_NS};
+    CHECK(!timerfd_settime(t->retry_fd, 0, &soon, NULL));
 }
 
 /* A ZeroMQ descriptor tells of a change once, and any call on the socket may take the news. */
@@ -103,6 +114,19 @@ static void wake_if_readable(struct zmq_transport *t, void *socket)
 }
 
 /* ---- connections ---- */
+
+/* An endpoint, or one whose port is *. ZeroMQ itself takes 99999 for another port. */
+static enum status check_endpoint(const char *what, const char *endpoint, int may_be_any_port, struct error *err)
+{
+    char text[ENDPOINT_BYTES_MAX + 8];
+    size_t length = endpoint ? strlen(endpoint) : 0;
+    snprintf(text, sizeof text, "%s", length && length <= ENDPOINT_BYTES_MAX ? endpoint : "");
+    if (may_be_any_port && length > 2 && !strcmp(text + strlen(text) - 2, ":*"))
+        text[strlen(text) - 1] = '1';
+    return wire_is_endpoint(text)
+               ? STATUS_OK
+               : error_set(err, STATUS_INVALID, "the %s endpoint '%.140s' is not tcp://host:port", what, endpoint ? endpoint : "");
+}
 
 static void connection_close(struct zmq_transport *t, struct connection *c)
 {
@@ -128,8 +152,9 @@ static enum status connection_set(struct zmq_transport *t, struct connection *c,
     send_queue_clear(&c->queue);
     if (!endpoint)
         return STATUS_OK;
-    if (strlen(endpoint) >= sizeof c->endpoint)
-        return error_set(err, STATUS_INVALID, "an endpoint of %zu bytes, allowed are %zu", strlen(endpoint), sizeof c->endpoint - 1);
+    enum status status = check_endpoint("next", endpoint, 0, err);
+    if (status)
+        return status;
     if (!t->plaintext && (!key || !wire_is_key(key)))
         return error_set(err, STATUS_INVALID, "%s: the key that must be there is missing; both ends need keys, or both plaintext",
                          endpoint);
@@ -152,9 +177,9 @@ static void connection_tend(struct zmq_transport *t, struct connection *c, uint6
 {
     if (!c->socket)
         return;
-    connection_flush(c);
     if (socket_events(c->socket) & ZMQ_POLLOUT) {
         c->writable_ns = now_ns;
+        connection_flush(c);
     } else if (now_ns - c->writable_ns > STUCK_NS) {
         struct error err;
         connection_close(t, c);
@@ -225,9 +250,11 @@ static enum sent peer_push(struct zmq_transport *t, struct node_peer *p, const u
     return socket_send(t->control_bound, p->routing_id, p->routing_id_bytes, header, header_bytes, rows_bytes ? rows : NULL, rows_bytes);
 }
 
-static void peers_flush(struct zmq_transport *t)
+/* Returns how many messages still wait. */
+static int peers_flush(struct zmq_transport *t)
 {
-    for (struct node_peer *p = t->peers; p && p < t->peers + PEERS_MAX; p++)
+    unsigned n_queued = 0;
+    for (struct node_peer *p = t->peers; p && p < t->peers + PEERS_MAX; n_queued += p++->queue.n)
         for (const struct queued_message *m; (m = send_queue_first(&p->queue)); send_queue_pop(&p->queue)) {
             enum sent sent = peer_push(t, p, m->bytes, m->header_bytes, m->bytes + m->header_bytes, m->rows_bytes);
             if (sent == SENT_NO_PEER)
@@ -235,6 +262,7 @@ static void peers_flush(struct zmq_transport *t)
             if (sent != SENT)
                 break;
         }
+    return (int)n_queued;
 }
 
 /* ---- send ---- */
@@ -265,6 +293,8 @@ static enum status transport_send(struct transport *base, int peer_number, enum 
         t->counters.queue_full++;
         return error_set(err, STATUS_BUSY, sent == SENT_NO_PEER ? "peer %d is not connected" : "peer %d: its queue is full", peer_number);
     }
+    if (sent == SENT_NOT_NOW)
+        retry_soon(t);
     t->counters.channels[channel].messages_out++;
     t->counters.channels[channel].bytes_out += header_bytes + rows_bytes;
     return STATUS_OK;
@@ -305,10 +335,13 @@ static int tend(struct zmq_transport *t, uint64_t now_ns)
     for (int i = 0; i < 2; i++)
         if (t->monitors[i])
             more |= read_monitor(t, t->monitors[i]);
+    more |= drain_next(t);
     connection_tend(t, &t->coordinator, now_ns);
     connection_tend(t, &t->next, now_ns);
-    peers_flush(t);
-    return more | drain_next(t);
+    int n_queued = peers_flush(t) + (int)(t->coordinator.queue.n + t->next.queue.n);
+    if (n_queued)
+        retry_soon(t);
+    return more;
 }
 
 static const void *aligned_rows(struct zmq_transport *t)
@@ -374,7 +407,8 @@ static int transport_receive(struct transport *base, struct packet *packet)
 {
     struct zmq_transport *t = (struct zmq_transport *)base;
     uint64_t now_ns = clock_now_ns(clock_monotonic());
-    unwake(t);
+    unwake(t->again_fd);
+    unwake(t->retry_fd);
     int more = tend(t, now_ns);
     for (int dropped = 0; dropped < DROPS_PER_CALL;) {
         enum channel first = t->control_streak < CONTROL_BEFORE_ROWS ? CHANNEL_CONTROL : CHANNEL_ROWS, got_on = first;
@@ -428,8 +462,11 @@ static enum status bind_one(struct zmq_transport *t, void **socket, enum socket_
 
 static enum status check_options(const struct zmq_transport_options *o, struct error *err)
 {
-    if (o->plaintext)
-        return STATUS_OK;
+    enum status status = check_endpoint("control", o->control_endpoint, o->role == ROLE_COORDINATOR, err);
+    if (!status)
+        status = check_endpoint("row", o->row_endpoint, 1, err);
+    if (status || o->plaintext)
+        return status;
     if (!o->keys || !wire_is_key(o->keys->public_key) || !wire_is_key(o->keys->secret_key))
         return error_set(err, STATUS_INVALID, "no keys: make a pair with hearth keys new FILE, or allow plaintext by name");
     if (o->role == ROLE_NODE && (!o->coordinator_key || !wire_is_key(o->coordinator_key)))
@@ -442,9 +479,12 @@ static enum status open_context(struct zmq_transport *t, struct error *err)
 {
     t->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     t->again_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (t->epoll_fd < 0 || t->again_fd < 0)
+    t->retry_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+    if (t->epoll_fd < 0 || t->again_fd < 0 || t->retry_fd < 0)
         return error_errno(err, STATUS_IO, "cannot create an event descriptor");
     enum status status = watch(t, t->again_fd, err);
+    if (!status)
+        status = watch(t, t->retry_fd, err);
     t->context = zmq_ctx_new();
     if (!t->context)
         return error_set(err, STATUS_IO, "cannot start ZeroMQ: %s", zmq_strerror(errno));
@@ -461,8 +501,12 @@ enum status zmq_transport_open(struct zmq_transport **out, const struct zmq_tran
     if (status)
         return status;
     struct zmq_transport *t = xcalloc(1, sizeof *t);
-    *t = (struct zmq_transport){
-        .base = {transport_send, transport_receive}, .role = o->role, .plaintext = o->plaintext, .epoll_fd = -1, .again_fd = -1};
+    *t = (struct zmq_transport){.base = {transport_send, transport_receive},
+                                .role = o->role,
+                                .plaintext = o->plaintext,
+                                .epoll_fd = -1,
+                                .again_fd = -1,
+                                .retry_fd = -1};
     t->coordinator.kind = SOCKET_CONTROL_CONNECTED;
     t->coordinator.queue.bytes_max = CONTROL_QUEUE_BYTES;
     t->next.kind = SOCKET_ROWS_CONNECTED;
@@ -526,6 +570,8 @@ void zmq_transport_close(struct zmq_transport **transport)
         continue;
     if (t->again_fd >= 0)
         close(t->again_fd);
+    if (t->retry_fd >= 0)
+        close(t->retry_fd);
     if (t->epoll_fd >= 0)
         close(t->epoll_fd);
     free(t->peers);
@@ -543,12 +589,14 @@ void zmq_transport_trust(struct zmq_transport *t, const struct trusted_keys *tru
 {
     CHECK(t->role == ROLE_COORDINATOR);
     zap_set_keys(&t->zap, trusted);
+    wake(t); /* someone may be waiting to be let in */
 }
 
 void zmq_transport_set_previous(struct zmq_transport *t, const char *key)
 {
     CHECK(t->role == ROLE_NODE);
     zap_set_key(&t->zap, key);
+    wake(t);
 }
 
 enum status zmq_transport_set_next(struct zmq_transport *t, const char *endpoint, const char *key, struct error *err)
