@@ -20,7 +20,8 @@ struct chat_answer {
     struct text events; /* a stream's chunks since the last api_stream */
     /* otherwise the message so far */
     struct text content, reasoning;
-    json_t *calls;
+    json_t *calls;          /* without their arguments */
+    struct text *arguments; /* [size of calls] */
 };
 
 /* A piece of text is whole characters already; should it not be, the answer goes on with what a reader of UTF-8 would see. */
@@ -94,7 +95,7 @@ static void end_stream(struct api_request *api)
 static void collect_delta(struct chat_answer *a, const struct completion_delta *d)
 {
     char id[40];
-    json_t *function;
+    size_t n_calls = json_array_size(a->calls);
     switch (d->kind) {
     case DELTA_REASONING:
         text_append(&a->reasoning, d->text, d->length);
@@ -104,19 +105,24 @@ static void collect_delta(struct chat_answer *a, const struct completion_delta *
         break;
     case DELTA_CALL_BEGIN:
         api_random_id(id, "call_");
-        json_array_append_new(a->calls, json_pack("{s:s, s:s, s:{s:o, s:s}}", "id", id, "type", "function", "function", "name",
-                                                  text_json(d->name, strlen(d->name)), "arguments", ""));
+        CHECK(d->call == (int)n_calls);
+        json_array_append_new(a->calls, json_pack("{s:s, s:s, s:{s:o}}", "id", id, "type", "function", "function", "name",
+                                                  text_json(d->name, strlen(d->name))));
+        a->arguments = xrealloc(a->arguments, (n_calls + 1) * sizeof *a->arguments);
+        a->arguments[n_calls] = (struct text){0};
         break;
     case DELTA_CALL_ARGUMENTS:
-        function = json_object_get(json_array_get(a->calls, (size_t)d->call), "function");
-        struct text joined = {0};
-        const json_t *before = json_object_get(function, "arguments");
-        text_append(&joined, json_string_value(before), json_string_length(before));
-        text_append(&joined, d->text, d->length);
-        json_object_set_new(function, "arguments", text_json(joined.bytes, joined.length));
-        text_free(&joined);
+        text_append(&a->arguments[d->call], d->text, d->length);
         break;
     }
+}
+
+static json_t *calls_json(const struct chat_answer *a)
+{
+    for (size_t i = 0; i < json_array_size(a->calls); i++)
+        json_object_set_new(json_object_get(json_array_get(a->calls, i), "function"), "arguments",
+                            text_json(a->arguments[i].bytes, a->arguments[i].length));
+    return json_incref(a->calls);
 }
 
 static json_t *message_json(const struct chat_answer *a)
@@ -127,7 +133,7 @@ static json_t *message_json(const struct chat_answer *a)
     if (a->reasoning.length)
         json_object_set_new(message, "reasoning_content", text_json(a->reasoning.bytes, a->reasoning.length));
     if (has_calls)
-        json_object_set(message, "tool_calls", a->calls);
+        json_object_set_new(message, "tool_calls", calls_json(a));
     return message;
 }
 
@@ -297,6 +303,9 @@ void api_chat_free(struct chat_answer **slot)
     text_free(&a->events);
     text_free(&a->content);
     text_free(&a->reasoning);
+    for (size_t i = 0; i < json_array_size(a->calls); i++)
+        text_free(&a->arguments[i]);
+    free(a->arguments);
     json_decref(a->calls);
     free(a);
     *slot = NULL;

@@ -68,7 +68,7 @@ struct connection {
     struct MHD_Connection *mhd;
     int fd;
     struct request *request;   /* under way, or NULL */
-    int is_watched;            /* its fd is in the server's own epoll set */
+    uint64_t hang_up_ns;       /* when the asker's FIN or RST was seen; 0: not yet */
     uint64_t head_deadline_ns; /* 0: none */
     uint64_t body_deadline_ns;
     uint64_t idle_deadline_ns;
@@ -83,7 +83,7 @@ struct http_server {
     struct cluster *cluster;
     struct MHD_Daemon *daemon;
     int listen_fd, port;
-    int epoll_fd; /* the library's epoll descriptor, and every connection whose asker is waited for */
+    int epoll_fd; /* the library's epoll descriptor, and every connection for its hang-up */
     struct connection *connections;
     int n_active;
     size_t bodies_bytes;
@@ -126,13 +126,6 @@ static void wake(struct request *request)
         return;
     request->is_suspended = 0;
     MHD_resume_connection(request->connection->mhd);
-}
-
-static void unwatch(struct connection *c)
-{
-    if (c->is_watched)
-        epoll_ctl(c->server->epoll_fd, EPOLL_CTL_DEL, c->fd, NULL);
-    c->is_watched = 0;
 }
 
 static void set_response(struct request *request, int http_status, struct MHD_Response *response)
@@ -263,13 +256,6 @@ void api_stream_end(struct api_request *api)
 
 /* ---- work in the cluster ---- */
 
-/* From now on a FIN or RST of this connection ends its work, whatever the library does with it. */
-static void watch(struct connection *c)
-{
-    struct epoll_event event = {.events = EPOLLRDHUP, .data.ptr = c};
-    c->is_watched = !epoll_ctl(c->server->epoll_fd, EPOLL_CTL_ADD, c->fd, &event);
-}
-
 int api_submit(struct api_request *api, const struct cluster_request *work, enum api_work kind)
 {
     struct request *request = request_of(api);
@@ -283,7 +269,6 @@ int api_submit(struct api_request *api, const struct cluster_request *work, enum
         api->work = kind;
         request->state = WAITING;
         request->server->n_active++;
-        watch(request->connection);
         return 1;
     case SUBMIT_QUEUE_FULL:
         api_refuse(&refusal, 429, "queue_full", NULL, "%s", err.text);
@@ -310,7 +295,6 @@ void api_work_is_over(struct api_request *api)
         return;
     api->work = WORK_NONE;
     request_of(api)->server->n_active--;
-    unwatch(request_of(api)->connection);
 }
 
 void api_work_cancel(struct api_request *api)
@@ -616,6 +600,14 @@ static void on_completed(void *context, struct MHD_Connection *mhd, void **reque
 
 /* ---- connections ---- */
 
+/* A FIN or RST shows here once, whatever the library does with the connection: while it is suspended the library does not look, and of a
+ * FIN that comes together with data it does not learn (edge-triggered epoll, one read that was short). */
+static void watch(struct connection *c)
+{
+    struct epoll_event event = {.events = EPOLLRDHUP | EPOLLONESHOT, .data.ptr = c};
+    epoll_ctl(c->server->epoll_fd, EPOLL_CTL_ADD, c->fd, &event);
+}
+
 static void on_connection(void *context, struct MHD_Connection *mhd, void **slot, enum MHD_ConnectionNotificationCode code)
 {
     struct http_server *server = context;
@@ -632,11 +624,12 @@ static void on_connection(void *context, struct MHD_Connection *mhd, void **slot
         server->connections = c;
         int bytes = (int)server->limits.socket_bytes;
         setsockopt(c->fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
+        watch(c);
         return;
     }
     if (c->request)
         request_free(c->request);
-    unwatch(c);
+    epoll_ctl(server->epoll_fd, EPOLL_CTL_DEL, c->fd, NULL);
     *(c->previous ? &c->previous->next : &server->connections) = c->next;
     if (c->next)
         c->next->previous = c->previous;
@@ -649,7 +642,6 @@ static void kill_connection(struct connection *c)
 {
     c->head_deadline_ns = c->body_deadline_ns = c->idle_deadline_ns = c->close_deadline_ns = 0;
     shutdown(c->fd, SHUT_RDWR);
-    unwatch(c);
     if (!c->request)
         return;
     api_work_cancel(&c->request->api);
@@ -663,6 +655,18 @@ static int has_passed(uint64_t deadline_ns, uint64_t now_ns)
     return deadline_ns && now_ns >= deadline_ns;
 }
 
+/* A hang-up ends work at once. What needs none is answered to who only closed his half; a request that will never be complete gets a
+ * moment, because its last bytes may not have been read yet. */
+static int has_hung_up(const struct connection *c)
+{
+    const uint64_t moment_ns = 100000000;
+    if (!c->hang_up_ns)
+        return 0;
+    if (c->request && c->request->state != READING)
+        return c->request->api.work != WORK_NONE;
+    return c->server->now_ns - c->hang_up_ns > moment_ns;
+}
+
 static void enforce_deadlines(struct connection *c)
 {
     struct http_server *server = c->server;
@@ -670,9 +674,10 @@ static void enforce_deadlines(struct connection *c)
     struct request *request = c->request;
     if (c->idle_deadline_ns && !c->head_deadline_ns && received_bytes(c->fd) > c->idle_bytes)
         c->head_deadline_ns = now + server->limits.head_deadline_ns; /* the next request has begun */
-    if (has_passed(c->head_deadline_ns, now) || has_passed(c->idle_deadline_ns, now) || has_passed(c->close_deadline_ns, now) ||
-        (request && has_passed(request->response_deadline_ns, now))) {
-        kill_connection(c);
+    if (has_hung_up(c) || has_passed(c->head_deadline_ns, now) || has_passed(c->idle_deadline_ns, now) ||
+        has_passed(c->close_deadline_ns, now) || (request && has_passed(request->response_deadline_ns, now))) {
+        if (!request || request->state != DEAD)
+            kill_connection(c);
     } else if (request && has_passed(c->body_deadline_ns, now)) {
         struct api_error error;
         api_refuse(&error, 408, "request_timeout", NULL, "the body did not arrive in time");
@@ -749,11 +754,10 @@ static enum status open_listener(struct http_server *server, struct error *err)
 static enum status start_daemon(struct http_server *server, struct error *err)
 {
     size_t pool = server->limits.head_bytes_max * CONNECTION_POOL_FACTOR;
-    server->daemon =
-        MHD_start_daemon(MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME, 0, NULL, NULL, on_request, server, MHD_OPTION_LISTEN_SOCKET,
-                         server->listen_fd, MHD_OPTION_CONNECTION_LIMIT, (unsigned)server->limits.connections_max,
-                         MHD_OPTION_CONNECTION_MEMORY_LIMIT, pool, MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_NOTIFY_COMPLETED,
-                         on_completed, server, MHD_OPTION_NOTIFY_CONNECTION, on_connection, server, MHD_OPTION_END);
+    server->daemon = MHD_start_daemon(MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME, 0, NULL, NULL, on_request, server, MHD_OPTION_LISTEN_SOCKET,
+                                      server->listen_fd, MHD_OPTION_CONNECTION_LIMIT, (unsigned)server->limits.connections_max,
+                                      MHD_OPTION_CONNECTION_MEMORY_LIMIT, pool, MHD_OPTION_NOTIFY_COMPLETED, on_completed, server,
+                                      MHD_OPTION_NOTIFY_CONNECTION, on_connection, server, MHD_OPTION_END);
     if (!server->daemon)
         return error_errno(err, STATUS_IO, "http: the server does not start");
     int library_fd = MHD_get_daemon_info(server->daemon, MHD_DAEMON_INFO_EPOLL_FD)->epoll_fd;
@@ -838,7 +842,7 @@ static void note_hang_ups(struct http_server *server)
     int n = epoll_wait(server->epoll_fd, events, sizeof events / sizeof *events, 0);
     for (int i = 0; i < n; i++)
         if (events[i].data.ptr)
-            kill_connection(events[i].data.ptr);
+            ((struct connection *)events[i].data.ptr)->hang_up_ns = server->now_ns;
 }
 
 static void end_what_still_runs(struct http_server *server)
@@ -867,6 +871,9 @@ void http_server_run(struct http_server *server, uint64_t now_ns, struct outbox 
     if (has_passed(server->drain_deadline_ns, now_ns))
         end_what_still_runs(server);
     MHD_run(server->daemon);
+    for (struct connection *c = server->connections; c; c = c->next)
+        if (c->hang_up_ns && c->request && c->request->api.work)
+            kill_connection(c); /* it had gone before its request was read */
     server->out = NULL;
 }
 
@@ -910,8 +917,11 @@ void http_server_drain(struct http_server *server, uint64_t deadline_ns)
 
 int http_server_is_drained(const struct http_server *server)
 {
+    const uint64_t last_words_ns = 1000000000; /* for errors to be read */
     if (!server->drain_deadline_ns)
         return 0;
+    if (server->now_ns > server->drain_deadline_ns + last_words_ns)
+        return 1;
     for (const struct connection *c = server->connections; c; c = c->next)
         if (c->request)
             return 0;

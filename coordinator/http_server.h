@@ -89,7 +89,7 @@ void http_server_on_events(struct http_server *server, uint64_t now_ns, struct o
 /* Stops listening and takes no new work; what still runs at deadline_ns ends with an error. */
 void http_server_drain(struct http_server *server, uint64_t deadline_ns);
 
-/* 1: draining, and every answer has been handed to the kernel. */
+/* 1: draining, and every answer has been handed to the kernel, or the deadline is a second ago. */
 int http_server_is_drained(const struct http_server *server);
 
 /* Requests that the cluster works on. */
