@@ -10,6 +10,7 @@ const struct command *const commands[] = {
     &tokenize_command,
     &render_command,
     &logits_command,
+    &status_command,
     &keys_new_command,
     &keys_show_command,
     &keys_trust_command,

@@ -4,12 +4,12 @@
 void api_health_get(struct api_request *request)
 {
     int is_ready = cluster_is_ready(request->cluster);
-    json_t *status = cluster_status(request->cluster, request->now_ns), *missing = json_object_get(status, "missing");
-    json_t *body = json_pack("{s:s, s:O?}", "status",
-                             request->is_draining ? "shutting_down"
-                             : is_ready           ? "ok"
-                                                  : "incomplete",
-                             "missing", missing);
+    json_t *status = cluster_status(request->cluster, request->now_ns);
+    json_t *body = json_pack("{s:s}", "status", request->is_draining ? "shutting_down" : is_ready ? "ok" : "incomplete");
+    if (!is_ready) {
+        json_object_set(body, "missing", json_object_get(status, "missing"));
+        json_object_set(body, "since_s", json_object_get(status, "since_s"));
+    }
     api_reply_json(request, is_ready && !request->is_draining ? 200 : 503, body);
     json_decref(status);
 }

@@ -90,9 +90,9 @@ void api_logits_on_event(struct api_request *api, const struct cluster_event *ev
         api_stream(api, (const char *)event->logits, (size_t)vocab * sizeof(float));
         return;
     case EVENT_DONE:
-        api_work_is_over(api);
         send_pair(api, -1, 0);
         api_stream_end(api);
+        api_work_is_over(api);
         return;
     case EVENT_FAILED:
         api_work_is_over(api);
