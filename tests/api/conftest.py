@@ -102,7 +102,7 @@ class Server:
         s.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
 
     def counts(self, headers=None):
-        return self.request("GET", "/v1/status", headers=headers).json["requests"]
+        return self.request("GET", "/v1/status", headers=headers).json
 
     def wait_for(self, check, limit_s=WAIT_S):
         end = time.monotonic() + limit_s

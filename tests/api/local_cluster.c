@@ -34,7 +34,7 @@ struct cluster {
     float *logits, *hidden;
     float *given; /* logits of the event handed out last */
     void *scratch;
-    int n_done, n_cancelled, n_failed, n_tokens;
+    int n_done, n_cancelled, n_failed;
 };
 
 static void push(struct cluster *c, struct cluster_event event)
@@ -215,17 +215,14 @@ int cluster_is_ready(const struct cluster *c)
     return c->is_complete && !c->is_draining;
 }
 
+/* The same keys as the real one, as far as they have a meaning here. */
 json_t *cluster_status(const struct cluster *c, uint64_t now_ns)
 {
     (void)now_ns;
-    int n = c->options.model->config->n_layers;
-    json_t *missing = json_array();
-    if (!c->is_complete)
-        json_array_append_new(missing, json_pack("{s:i, s:i, s:f}", "begin", 0, "end", n, "missing_for_s", 1.0));
-    return json_pack("{s:b, s:o, s:[{s:s, s:s, s:i, s:i}], s:{s:i, s:i, s:i, s:i, s:i, s:i}}", "is_ready", c->is_complete, "missing",
-                     missing, "nodes", "name", "local", "state", c->is_complete ? "READY" : "LOST", "begin", 0, "end", n, "requests",
-                     "running", count(c, 1), "waiting", count(c, 0), "done", c->n_done, "cancelled", c->n_cancelled, "failed", c->n_failed,
-                     "tokens", c->n_tokens);
+    return json_pack("{s:b, s:s, s:f, s:i, s:i, s:i, s:i, s:i, s:[{s:s, s:s, s:[i, i]}]}", "ready", c->is_complete, "missing",
+                     c->is_complete ? "" : "layers 0-10", "since_s", 1.0, "running", count(c, 1), "queued", count(c, 0), "done", c->n_done,
+                     "failed", c->n_failed, "cancelled", c->n_cancelled, "nodes", "name", "local", "state",
+                     c->is_complete ? "READY" : "LOST", "layers", 0, c->options.model->config->n_layers);
 }
 
 /* ---- steps ---- */
@@ -296,7 +293,6 @@ static void on_logits(struct cluster *c, struct local_request *r)
         fail(c, r, STATUS_IO, "node 'local' was lost");
         return;
     }
-    c->n_tokens++;
     r->n_new++;
     r->next = token;
     count_token(r, token, 1);

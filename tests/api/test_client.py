@@ -276,7 +276,7 @@ def test_a_full_queue_says_when_to_come_back(start):
     server.wait_for(lambda c: c["running"] == 1)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(create, client)
-        server.wait_for(lambda c: c["waiting"] == 1)
+        server.wait_for(lambda c: c["queued"] == 1)
         with pytest.raises(openai.RateLimitError) as error:
             create(client)
         assert error.value.code == "queue_full" and 1 <= int(error.value.response.headers["retry-after"]) <= 600
