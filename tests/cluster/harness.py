@@ -122,6 +122,17 @@ class Cluster:
         except OSError:
             return False
 
+    def wait_in_status(self, words, seconds=8):
+        """Until /v1/status contains the words."""
+        end, last = time.time() + seconds, ""
+        while words not in last:
+            assert time.time() < end, last
+            try:
+                last = json.dumps(self.get("/v1/status")[1])
+            except OSError as e:
+                last = str(e)
+            time.sleep(0.05)
+
     def wait_ready(self, seconds=20):
         end = time.time() + seconds
         while not self.is_ready():
