@@ -27,32 +27,44 @@ void stage_message_free(struct stage_message **message)
     *message = NULL;
 }
 
-/* Hands messages to the net thread. It always empties its queue, so waiting for room ends; a process that stops drops them. */
+/* The net thread empties both queues, that of rows as fast as the next stage takes them (and with a deadline), so waiting for room ends; 0:
+ * the process stops, nothing was put. */
+static int put_out(struct compute_thread *c, struct message_queue *queue, struct queue_item item)
+{
+    while (!message_queue_put(queue, item)) {
+        if (atomic_load(&c->should_stop))
+            return 0;
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
+    }
+    return 1;
+}
+
+/* Hands messages to the net thread. */
 static void hand_out(struct compute_thread *c, struct outbox *out)
 {
     for (int i = 0; i < out->n; i++) {
         struct outgoing *copy = xcalloc(1, sizeof *copy);
         *copy = out->messages[i];
-        struct queue_item item = {NET_OUTGOING, copy, copy->header_bytes + copy->rows_bytes};
-        while (!message_queue_put(&c->out, item)) {
-            if (atomic_load(&c->should_stop)) {
-                free(copy->bytes);
-                free(copy);
-                break;
-            }
-            nanosleep(&(struct timespec){0, 1000000}, NULL);
-        }
+        if (put_out(c, copy->channel == CHANNEL_ROWS ? &c->rows_out : &c->out,
+                    (struct queue_item){NET_OUTGOING, copy, copy->header_bytes + copy->rows_bytes}))
+            continue;
+        free(copy->bytes);
+        free(copy);
     }
     out->n = 0; /* the bytes belong to the copies now */
 }
 
 static void end_stage(struct compute_thread *c)
 {
-    if (c->stage)
+    if (c->stage) {
+        const struct stage_counters *counters = stage_counters(c->stage);
+        c->rows_before += counters->rows_done;
+        c->busy_before_ns += counters->busy_ns;
+        c->queue_before_ns += counters->queue_ns;
         stage_free(&c->stage);
+    }
     if (c->forward)
         stage_forward_free(&c->forward);
-    atomic_store(&c->state, COMPUTE_WAITING);
 }
 
 static void put_refuse(const Hearth__Envelope *assign, uint32_t code, char *sentence, struct outbox *out)
@@ -104,6 +116,10 @@ static enum status check_memory(struct compute_thread *c, int begin, int end, co
     }
     stage_forward_budget(&budget, c->source, begin, end, sizes);
     budget_add(&budget, "runtime", RUNTIME_BYTES, NULL);
+    char bytes[32], limit[32];
+    for (int i = 0; i < budget.n_accounts; i++)
+        log_line(LOG_INFO, "memory: %s %s", budget.accounts[i].name, bytes_text(budget.accounts[i].bytes, bytes));
+    log_line(LOG_INFO, "memory: %s in all, the limit is %s", bytes_text(budget_sum(&budget), bytes), bytes_text(budget.limit, limit));
     return budget_check(&budget, err);
 }
 
@@ -149,6 +165,9 @@ static void on_assign(struct compute_thread *c, const Hearth__Envelope *e, struc
         log_line(LOG_ERROR, "%s", err.text);
         put_refuse(e, code, err.text, out);
         atomic_store(&c->state, COMPUTE_FAILED);
+        end_stage(c);
+        hand_out(c, out);
+        put_out(c, &c->out, (struct queue_item){NET_FAILED, NULL, 0});
         return;
     }
     put_ready(c, e, out);
@@ -159,9 +178,11 @@ static void on_assign(struct compute_thread *c, const Hearth__Envelope *e, struc
 static void handle_item(struct compute_thread *c, struct queue_item *item, struct outbox *out)
 {
     struct stage_message *message = item->data;
-    if (item->kind == COMPUTE_FORGET)
+    if (item->kind == COMPUTE_FORGET) {
         end_stage(c);
-    else if (item->kind == COMPUTE_ASSIGN)
+        if (atomic_load(&c->state) != COMPUTE_FAILED) /* heartbeats go on saying so */
+            atomic_store(&c->state, COMPUTE_WAITING);
+    } else if (item->kind == COMPUTE_ASSIGN)
         on_assign(c, message->envelope, out);
     else if (c->stage)
         stage_handle(c->stage, message->envelope, message->rows, clock_now_ns(clock_monotonic()), out);
@@ -179,9 +200,9 @@ static void run_unit(struct compute_thread *c, struct outbox *out)
     atomic_store(&c->unit_start_ns, 0);
     atomic_fetch_add(&c->progress, 1);
     const struct stage_counters *counters = stage_counters(c->stage);
-    atomic_store(&c->rows, counters->rows_done);
-    atomic_store(&c->busy_ns, counters->busy_ns);
-    atomic_store(&c->queue_ns, counters->queue_ns);
+    atomic_store(&c->rows, c->rows_before + counters->rows_done);
+    atomic_store(&c->busy_ns, c->busy_before_ns + counters->busy_ns);
+    atomic_store(&c->queue_ns, c->queue_before_ns + counters->queue_ns);
     hand_out(c, out);
 }
 
@@ -205,6 +226,7 @@ static void *run(void *argument)
     if (c->weights.source)
         stage_weights_release(&c->weights);
     outbox_release(&out);
+    atomic_store(&c->has_ended, 1);
     return NULL;
 }
 
@@ -214,29 +236,36 @@ enum status compute_thread_start(struct compute_thread *c, const struct node_opt
     c->kernels = *kernels;
     c->options = options;
     c->source = source;
-    if (options->threads)
-        parallel_set_threads((int)options->threads);
-    if (!message_queue_init(&c->in) || !message_queue_init(&c->out))
+    parallel_set_threads(options->threads ? (int)options->threads : parallel_cores());
+    if (!message_queue_init(&c->in) || !message_queue_init(&c->out) || !message_queue_init(&c->rows_out))
         return error_errno(err, STATUS_IO, "eventfd");
     if (pthread_create(&c->thread, NULL, run, c))
         return error_set(err, STATUS_NO_MEMORY, "no thread to be had for computing");
     return STATUS_OK;
 }
 
-void compute_thread_stop(struct compute_thread *c)
+int compute_thread_stop(struct compute_thread *c, int deadline_ms)
 {
     struct queue_item item;
     atomic_store(&c->should_stop, 1);
+    for (int waited = 0; !atomic_load(&c->has_ended); waited++) {
+        if (waited == deadline_ms)
+            return 0;
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
+    }
     pthread_join(c->thread, NULL);
     while (message_queue_take(&c->in, &item)) {
         struct stage_message *message = item.data;
         if (message)
             stage_message_free(&message);
     }
-    while (message_queue_take(&c->out, &item)) {
-        free(((struct outgoing *)item.data)->bytes);
-        free(item.data);
-    }
+    while (message_queue_take(&c->out, &item) || message_queue_take(&c->rows_out, &item))
+        if (item.kind == NET_OUTGOING) {
+            free(((struct outgoing *)item.data)->bytes);
+            free(item.data);
+        }
     message_queue_release(&c->in);
     message_queue_release(&c->out);
+    message_queue_release(&c->rows_out);
+    return 1;
 }

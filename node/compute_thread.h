@@ -27,21 +27,25 @@ struct stage_message {
     float *rows;
 };
 
-/* What the compute thread hands back: struct outgoing, to be sent and freed. */
-enum net_item { NET_OUTGOING };
+/* What the compute thread hands back. */
+enum net_item {
+    NET_OUTGOING, /* struct outgoing: to be sent and freed */
+    NET_FAILED,   /* no data: the assigned range cannot be had; the Refuse went before */
+};
 
 enum compute_state { COMPUTE_WAITING, COMPUTE_LOADING, COMPUTE_READY, COMPUTE_FAILED };
 
 struct compute_thread {
     const struct node_options *options;
     struct weights_source *source;
-    struct message_queue in, out;
+    struct message_queue in, out, rows_out; /* rows_out: what goes to row sockets, so that it holds up nothing else */
     pthread_t thread;
-    atomic_int should_stop;
+    atomic_int should_stop, has_ended;
     /* for heartbeats */
     atomic_int state; /* enum compute_state */
     atomic_uint_fast64_t progress, unit_start_ns, rows, busy_ns, queue_ns;
     /* the compute thread's own */
+    uint64_t rows_before, busy_before_ns, queue_before_ns; /* of the stages before this one: heartbeats count since the process started */
     struct kernels kernels;
     struct stage_weights weights;  /* of the last range; kept from epoch to epoch while it stays the same */
     struct stage_forward *forward; /* of the present epoch, with the stage */
@@ -52,8 +56,9 @@ struct compute_thread {
 enum status compute_thread_start(struct compute_thread *compute, const struct node_options *options, struct weights_source *source,
                                  const struct kernels *kernels, struct error *err);
 
-/* Ends after the unit that runs now; frees everything. */
-void compute_thread_stop(struct compute_thread *compute);
+/* Ends after the unit that runs now and frees everything. 0: it did not end within the deadline (a hanging unit, a long load) and still
+ * uses what it was given; the process can only exit. */
+int compute_thread_stop(struct compute_thread *compute, int deadline_ms);
 
 void stage_message_free(struct stage_message **message);
 

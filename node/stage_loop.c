@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <unistd.h>
 
 #include "common/budget.h"
 #include "common/check.h"
@@ -13,18 +14,24 @@
 #include "common/log.h"
 #include "common/memory.h"
 #include "kernels/kernels.h"
+#include "kernels/parallel.h"
 #include "model/numeric_class.h"
 #include "node/compute_thread.h"
-#include "proto/handshake.h"
+#include "proto/wire_rules.h"
 #include "proto/zmq_transport.h"
 
 #define SECOND_NS UINT64_C(1000000000)
 #define HELLO_NS (SECOND_NS / 2)   /* while nobody answers */
 #define REFUSED_NS (5 * SECOND_NS) /* after a refusal: a person has to do something */
 #define HEARTBEAT_NS (SECOND_NS / 2)
-#define SILENCE_NS (2 * SECOND_NS) /* of the coordinator: it is gone */
+#define ROWS_HELD_NS (2 * SECOND_NS) /* without any movement */
+#define SILENCE_NS (2 * SECOND_NS)   /* of the coordinator: it is gone */
 
-enum { POLL_MS = 50 };
+enum {
+    POLL_MS = 50,
+    HELD_POLL_MS = 2, /* while rows wait for room */
+    STOP_MS = 3000,   /* for the unit that runs when the process is asked to stop */
+};
 
 struct node {
     const struct node_options *options;
@@ -34,9 +41,12 @@ struct node {
     struct compute_thread compute;
     char *row_endpoint;
     uint64_t boot, heard_ns, hello_ns, heartbeat_ns;
+    int is_caught_up;        /* everything that has arrived was read: only then silence means anything */
     uint64_t epoch_instance; /* 0: not assigned */
     uint32_t epoch_counter;
     struct outbox out;
+    struct outgoing *held_rows; /* taken from the compute thread, and the transport has no room yet */
+    uint64_t rows_moved_ns;
 };
 
 static volatile sig_atomic_t asked_to_stop;
@@ -77,7 +87,7 @@ static void say_hello(struct node *n)
     hello.row_endpoint = n->row_endpoint;
     hello.row_key = n->keys.public_key;
     hello.memory_bytes = n->options->memory ? (uint64_t)n->options->memory : memory_available_bytes();
-    hello.threads = (uint32_t)n->options->threads;
+    hello.threads = (uint32_t)(n->options->threads ? n->options->threads : parallel_cores());
     hello.boot = n->boot;
     e.body_case = HEARTH__ENVELOPE__BODY_HELLO;
     e.hello = &hello;
@@ -124,8 +134,10 @@ static void hand_in(struct node *n, enum compute_item kind, Hearth__Envelope **e
 static void leave(struct node *n, uint64_t hello_ns)
 {
     struct error err;
-    n->epoch_instance = n->epoch_counter = 0;
     n->hello_ns = hello_ns;
+    if (!n->epoch_instance)
+        return;
+    n->epoch_instance = n->epoch_counter = 0;
     zmq_transport_set_previous(n->transport, "");
     zmq_transport_set_next(n->transport, NULL, NULL, &err);
     hand_in(n, COMPUTE_FORGET, NULL, NULL, 0);
@@ -174,7 +186,7 @@ static void receive(struct node *n, uint64_t now_ns)
     struct transport *transport = zmq_transport_base(n->transport);
     uint32_t width = (uint32_t)weights_source_config(n->source)->hidden_size;
     struct packet packet;
-    while (message_queue_has_room(&n->compute.in) && transport->receive(transport, &packet)) {
+    while ((n->is_caught_up = message_queue_has_room(&n->compute.in)) && transport->receive(transport, &packet)) {
         Hearth__Envelope *envelope;
         struct error err;
         if (wire_decode(&envelope, packet.header, packet.header_bytes, packet.rows, packet.rows_bytes, width, &err)) {
@@ -191,25 +203,72 @@ static void receive(struct node *n, uint64_t now_ns)
     }
 }
 
-static void send_all(struct node *n)
+static enum status send_one(struct node *n, const struct outgoing *m, struct error *err)
 {
     struct transport *transport = zmq_transport_base(n->transport);
+    size_t offset = (m->header_bytes + 7) & ~(size_t)7;
+    return transport->send(transport, m->peer, m->channel, m->bytes, m->header_bytes, m->rows_bytes ? m->bytes + offset : NULL,
+                           m->rows_bytes, err);
+}
+
+static void free_outgoing(struct outgoing **m)
+{
+    free((*m)->bytes);
+    free(*m);
+    *m = NULL;
+}
+
+static void send_control(struct node *n, uint64_t now_ns)
+{
     struct queue_item item;
-    outbox_flush(&n->out, transport, NULL);
+    struct error err;
+    outbox_flush(&n->out, zmq_transport_base(n->transport), NULL);
     while (message_queue_take(&n->compute.out, &item)) {
         struct outgoing *m = item.data;
-        struct error err;
-        size_t offset = (m->header_bytes + 7) & ~(size_t)7;
-        if (transport->send(transport, m->peer, m->channel, m->bytes, m->header_bytes, m->rows_bytes ? m->bytes + offset : NULL,
-                            m->rows_bytes, &err))
+        if (item.kind == NET_FAILED) {
+            leave(n, now_ns + REFUSED_NS);
+            continue;
+        }
+        if (send_one(n, m, &err))
             log_line(LOG_WARNING, "a message was dropped: %s", err.text); /* both sides find out by their deadlines */
-        free(m->bytes);
-        free(m);
+        free_outgoing(&m);
     }
+}
+
+/* Rows wait here while the queue to the next stage is full: the queue behind them fills, and computing slows down to what the link takes.
+ * When nothing moves for ROWS_HELD_NS, the next stage is as good as gone and rows are dropped until one is taken again. */
+static void send_rows(struct node *n, uint64_t now_ns)
+{
+    struct queue_item item;
+    struct error err;
+    for (;;) {
+        if (!n->held_rows && !message_queue_take(&n->compute.rows_out, &item))
+            return;
+        if (!n->held_rows)
+            n->held_rows = item.data;
+        int is_sent = !send_one(n, n->held_rows, &err);
+        if (is_sent)
+            n->rows_moved_ns = now_ns;
+        else if (n->epoch_instance && now_ns - n->rows_moved_ns < ROWS_HELD_NS)
+            return;
+        else if (n->epoch_instance)
+            log_line(LOG_WARNING, "rows were dropped: %s", err.text);
+        free_outgoing(&n->held_rows);
+    }
+}
+
+static void send_all(struct node *n, uint64_t now_ns)
+{
+    send_control(n, now_ns);
+    send_rows(n, now_ns);
+    if (!n->held_rows)
+        n->rows_moved_ns = now_ns; /* nothing waits */
 }
 
 static void keep_time(struct node *n, uint64_t now_ns)
 {
+    if (!n->is_caught_up && n->epoch_instance)
+        n->heard_ns = now_ns; /* what waits may be from the coordinator */
     if (n->epoch_instance && now_ns - n->heard_ns > SILENCE_NS) {
         log_line(LOG_WARNING, "the coordinator has been silent for %.1f s; waiting for it", (double)(now_ns - n->heard_ns) / 1e9);
         leave(n, now_ns);
@@ -231,21 +290,23 @@ static void say_goodbye(struct node *n)
     e.body_case = HEARTH__ENVELOPE__BODY_DRAIN;
     e.drain = &drain;
     put(n, &e);
-    send_all(n);
+    send_all(n, clock_now_ns(clock_monotonic()));
     poll(NULL, 0, 2 * POLL_MS); /* ZeroMQ's thread sends it */
 }
 
 static void run_loop(struct node *n)
 {
     while (!asked_to_stop) {
-        struct pollfd fds[] = {{zmq_transport_fd(n->transport), POLLIN, 0}, {n->compute.out.event_fd, POLLIN, 0}};
+        struct pollfd fds[] = {{zmq_transport_fd(n->transport), POLLIN, 0},
+                               {n->compute.out.event_fd, POLLIN, 0},
+                               {n->held_rows ? -1 : n->compute.rows_out.event_fd, POLLIN, 0}};
         if (!message_queue_has_room(&n->compute.in))
             fds[0].fd = -1; /* what has arrived waits there; looked at again after POLL_MS */
-        poll(fds, 2, POLL_MS);
+        poll(fds, 3, n->held_rows ? HELD_POLL_MS : POLL_MS);
         uint64_t now_ns = clock_now_ns(clock_monotonic());
         receive(n, now_ns);
         keep_time(n, now_ns);
-        send_all(n);
+        send_all(n, now_ns);
     }
     say_goodbye(n);
 }
@@ -254,6 +315,8 @@ static enum status check_options(const struct node_options *o, struct error *err
 {
     if (!o->model || !o->name || !o->coordinator)
         return error_set(err, STATUS_INVALID, "--model, --name and --coordinator are needed");
+    if (!wire_is_name(o->name))
+        return error_set(err, STATUS_INVALID, "--name: '%s' is not 1 to %d letters, digits, '-', '_' or '.'", o->name, NAME_BYTES_MAX);
     if (!o->plaintext && (!o->key || !o->coordinator_key))
         return error_set(
             err, STATUS_INVALID,
@@ -278,6 +341,8 @@ static enum status open_transport(struct node *n, struct error *err)
     if (strstr(n->row_endpoint, "//0.0.0.0:") || strstr(n->row_endpoint, "//*:"))
         return error_set(err, STATUS_INVALID,
                          "--bind takes every address: say with --advertise HOST under which its neighbours reach this machine");
+    if (!wire_is_endpoint(n->row_endpoint))
+        return error_set(err, STATUS_INVALID, "--advertise: '%s' is no host name or address", o->advertise ? o->advertise : "");
     return STATUS_OK;
 }
 
@@ -312,11 +377,15 @@ enum status node_run(const struct node_options *options, struct error *err)
                  n->row_endpoint, options->coordinator);
         run_loop(n);
     }
-    if (is_computing)
-        compute_thread_stop(&n->compute);
+    if (is_computing && !compute_thread_stop(&n->compute, STOP_MS)) {
+        log_line(LOG_WARNING, "what was being computed or loaded did not end within %d ms; leaving it", STOP_MS);
+        _exit(status ? EXIT_FAILURE : EXIT_SUCCESS);
+    }
     zmq_transport_close(&n->transport);
     weights_source_close(&n->source);
     outbox_release(&n->out);
+    if (n->held_rows)
+        free_outgoing(&n->held_rows);
     free(n->row_endpoint);
     free(n);
     return status;
