@@ -35,6 +35,19 @@ run_programs() {
     passed=$((passed + ok)) failed=$((failed + bad))
 }
 
+# run_pytest PRESET [pytest arguments]: with the programs of that build.
+run_pytest() {
+    local build=$PWD/build/$1 log=$LOGS/pytest-$1.log status ok bad
+    shift
+    HEARTH=$build/cli/hearth HEARTH_BUILD=$build HEARTH_API_SERVER=$build/tests/api/api_server \
+        build/venv/bin/python -m pytest -q -p no:cacheprovider "$@" 2>&1 | tee "$log" | tail -n 15
+    status=${PIPESTATUS[0]}
+    ok=$(grep -oE '[0-9]+ passed' "$log" | tail -n 1 | grep -oE '[0-9]+')
+    bad=$(grep -oE '[0-9]+ (failed|error)' "$log" | tail -n 2 | grep -oE '[0-9]+' | awk '{n += $1} END {print n + 0}')
+    [ "$status" -ne 0 ] && [ "${bad:-0}" -eq 0 ] && bad=1
+    passed=$((passed + ${ok:-0})) failed=$((failed + ${bad:-0}))
+}
+
 say "Packages"
 install_missing "${BUILD_PACKAGES[@]}" "${TEST_PACKAGES[@]}" || die "packages are missing"
 say "Python for the tests (build/venv)"
@@ -47,7 +60,7 @@ if [ $QUICK -eq 0 ]; then
     build asan
     run_programs asan
     build tsan
-    TSAN_OPTIONS="suppressions=$PWD/tests/tsan.supp" run_programs tsan -R 'golden_|kernels_'
+    TSAN_OPTIONS="suppressions=$PWD/tests/tsan.supp" run_programs tsan -R 'golden_|kernels_|node_'
     say "Building for aarch64"
     tests/aarch64/build.sh >"$LOGS/build-aarch64.log" 2>&1 || { tail -n 40 "$LOGS/build-aarch64.log"; die "aarch64 build failed"; }
 fi
@@ -55,12 +68,11 @@ fi
 say "Command line, house$([ $QUICK -eq 0 ] && echo ', aarch64')"
 ignore=()
 [ $QUICK -eq 1 ] && ignore=(--ignore tests/aarch64)
-HEARTH=$PWD/build/release/cli/hearth HEARTH_ASAN=$PWD/build/asan/cli/hearth build/venv/bin/python -m pytest -q -p no:cacheprovider "${ignore[@]}" tests 2>&1 | tee "$LOGS/pytest.log" | tail -n 15
-status=${PIPESTATUS[0]}
-ok=$(grep -oE '[0-9]+ passed' "$LOGS/pytest.log" | tail -n 1 | grep -oE '[0-9]+')
-bad=$(grep -oE '[0-9]+ (failed|error)' "$LOGS/pytest.log" | tail -n 2 | grep -oE '[0-9]+' | awk "{n += \$1} END {print n + 0}")
-[ "$status" -ne 0 ] && [ "${bad:-0}" -eq 0 ] && bad=1
-passed=$((passed + ${ok:-0})) failed=$((failed + ${bad:-0}))
+run_pytest release "${ignore[@]}" tests
+if [ $QUICK -eq 0 ]; then
+    say "The API, with sanitizers"
+    run_pytest asan tests/api
+fi
 
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]
