@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include "model/head.h"
+#include "node/stage_internal.h"
 #include "tests/node/stage_pipe.h"
 
 enum { TEXT_MAX = 400 };
@@ -667,6 +668,135 @@ static void one_schedule(uint32_t first_seed)
     pipe_free(&p);
 }
 
+/* ---- hostile peers ---- */
+
+static uint32_t odd_number(uint32_t *seed)
+{
+    static const uint32_t odd[] = {0, 1, 63, 64, 65, 511, POSITIONS_MAX - 1, UINT32_MAX - 1, UINT32_MAX};
+    return draw(seed, 12) ? draw(seed, 70) : odd[draw(seed, sizeof odd / sizeof *odd)];
+}
+
+static void hand_over(struct pipe *p, int stage, const Hearth__Envelope *envelope, const float *rows)
+{
+    stage_handle(p->stages[stage], envelope, rows, clock_now_ns(&p->clock.base), &p->box);
+    pipe_move(p, stage);
+}
+
+static void hostile_step(struct pipe *p, int stage, uint64_t sequence, uint32_t *seed)
+{
+    Hearth__Epoch epoch;
+    Hearth__Envelope envelope = pipe_envelope(&epoch);
+    Hearth__Step body = HEARTH__STEP__INIT;
+    struct stage_sequence *s = sequence_table_find(&p->stages[stage]->table, sequence);
+    int fits = s && draw(seed, 4); /* mostly one that gets through the first doors */
+    uint32_t ids[STEP_ROWS_MAX];
+    float rows[8 * HASH_ROW_WIDTH];
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        rows[i] = (float)draw(seed, 65536);
+    if (!draw(seed, 40))
+        rows[draw(seed, HASH_ROW_WIDTH)] = __builtin_nanf("");
+    body.sequence = sequence;
+    body.generation = fits && draw(seed, 3) ? s->generation : odd_number(seed);
+    body.cut_from = draw(seed, 2) ? NO_CUT : odd_number(seed);
+    body.first_position = fits ? (uint32_t)s->length : odd_number(seed);
+    body.n_rows = 1 + draw(seed, 8);
+    body.n_token_ids = draw(seed, 20) ? body.n_rows : draw(seed, 9);
+    for (size_t i = 0; i < 8; i++)
+        ids[i] = draw(seed, 30) ? draw(seed, PIPE_VOCAB) : odd_number(seed);
+    body.token_ids = ids;
+    body.kind = (Hearth__StepKind)draw(seed, 3);
+    body.depth = odd_number(seed);
+    body.next_token = (int32_t)draw(seed, PIPE_VOCAB + 2) - 1;
+    body.want = draw(seed, WANT_ALL + 1);
+    body.prefix_hash = fits ? s->at[s->length].hash : draw(seed, 5);
+    body.remaining_ms = draw(seed, 30) ? 1000 : 0;
+    envelope.body_case = HEARTH__ENVELOPE__BODY_STEP;
+    envelope.step = &body;
+    hand_over(p, stage, &envelope, draw(seed, 20) ? (stage ? rows : NULL) : (stage ? NULL : rows));
+}
+
+static void hostile_order(struct pipe *p, int stage, uint64_t sequence, uint32_t *seed)
+{
+    Hearth__Epoch epoch;
+    Hearth__Envelope envelope = pipe_envelope(&epoch);
+    Hearth__Cut cut = HEARTH__CUT__INIT;
+    Hearth__Commit commit = HEARTH__COMMIT__INIT;
+    Hearth__Drop drop = HEARTH__DROP__INIT;
+    Hearth__Open open = HEARTH__OPEN__INIT;
+    struct stage_sequence *s = sequence_table_find(&p->stages[stage]->table, sequence);
+    switch (draw(seed, s ? 12 : 1)) {
+    case 0:
+        open.sequence = sequence;
+        open.positions = odd_number(seed);
+        open.temperature = draw(seed, 10) ? 1 : __builtin_inff();
+        open.row_width = draw(seed, 10) ? HASH_ROW_WIDTH : odd_number(seed);
+        open.n_tokens = draw(seed, 10) ? PIPE_VOCAB - 3 : odd_number(seed);
+        envelope.body_case = HEARTH__ENVELOPE__BODY_OPEN;
+        envelope.open = &open;
+        break;
+    case 1:
+        drop.sequence = sequence;
+        envelope.body_case = HEARTH__ENVELOPE__BODY_DROP;
+        envelope.drop = &drop;
+        break;
+    case 2:
+    case 3:
+        cut.sequence = sequence;
+        cut.generation = draw(seed, 2) ? s->generation + 1 : odd_number(seed);
+        cut.from = draw(seed, 2) ? draw(seed, (uint32_t)s->length + 2) : odd_number(seed);
+        envelope.body_case = HEARTH__ENVELOPE__BODY_CUT;
+        envelope.cut = &cut;
+        break;
+    default:
+        commit.sequence = sequence;
+        commit.position = draw(seed, 4) ? (uint32_t)s->known : odd_number(seed);
+        commit.token = s->known < s->length && draw(seed, 8) ? (uint32_t)s->at[s->known].token : odd_number(seed);
+        envelope.body_case = HEARTH__ENVELOPE__BODY_COMMIT;
+        envelope.commit = &commit;
+    }
+    hand_over(p, stage, &envelope, NULL);
+}
+
+/* The tail keeps h of rows at and above mtp_length in a ring of max_rows_in_flight + 1: it must never need more. */
+static void assert_ring_holds(struct pipe *p, int max_rows)
+{
+    struct stage *tail = p->stages[p->n_stages - 1];
+    for (int i = 0; i < tail->table.max; i++)
+        if (tail->table.sequences[i].is_open)
+            assert_true(tail->table.sequences[i].finished - tail->engine->mtp_length(tail->engine, i) <= max_rows + 1);
+}
+
+/* Goal: whatever a peer sends, no CHECK is reached, the engine's promises are kept and nothing is lost of the stage's memory. */
+static void hostile_messages_reach_no_check(void **state)
+{
+    (void)state;
+    for (uint32_t first_seed = 1; first_seed <= 60; first_seed++) {
+        uint32_t seed = first_seed * 104729;
+        struct pipe *p = pipe_new(3, 3, 160, 24, 1 + (int)draw(&seed, 9), 1);
+        for (int i = 0; i < 4000; i++) {
+            int stage = (int)draw(&seed, 3);
+            uint64_t sequence = 1 + draw(&seed, 4);
+            if (draw(&seed, 2))
+                hostile_step(p, stage, sequence, &seed);
+            else
+                hostile_order(p, stage, sequence, &seed);
+            if (draw(&seed, 2) && stage_has_work(p->stages[stage]))
+                pipe_unit(p, stage);
+            assert_ring_holds(p, 24);
+            for (int c = 0; c < N_CHANNELS; c++) { /* what stages say to each other is lost on the way */
+                queue_clear(&p->out[c]);
+                queue_clear(&p->in[1][c]);
+                queue_clear(&p->in[2][c]);
+            }
+        }
+        for (int i = 0; i < 3; i++) /* some of it is work */
+            assert_true(p->engines[i]->n_rows_run > 100);
+        if (pipe_violations(p))
+            fail_msg("broken promises with seed %u", first_seed);
+        pipe_free(&p); /* CHECKs that every row came back */
+    }
+}
+
 static uint32_t schedule_seed;
 
 static void seeded_schedules_give_the_tokens_of_one_process(void **state)
@@ -696,6 +826,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_row_that_is_not_finite_fails_its_sequence_alone),
         cmocka_unit_test(a_passed_deadline_ends_the_sequence_here),
         cmocka_unit_test(open_reserves_or_refuses_and_drop_frees_everything),
+        cmocka_unit_test(hostile_messages_reach_no_check),
         cmocka_unit_test(seeded_schedules_give_the_tokens_of_one_process),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
