@@ -11,8 +11,10 @@ const struct command *const commands[] = {
     &render_command,
     &logits_command,
     &status_command,
+#ifdef HEARTH_NETWORK
     &keys_new_command,
     &keys_show_command,
     &keys_trust_command,
+#endif
     NULL,
 };

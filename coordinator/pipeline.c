@@ -109,7 +109,8 @@ static void send_step(struct cluster *c, struct request *r, uint64_t now_ns, str
     r->moved_ns = now_ns;
 }
 
-/* Rows at and above `from` are void everywhere and are sent again from the log: exact, because a row's numbers depend on that row alone. */
+/* Rows at and above `from` are void everywhere and are sent again from the log: exact, because a row's numbers depend on that row alone. A request that needs
+ * it too often ends instead: r is gone then. */
 static void redo_from(struct cluster *c, struct request *r, int from, uint64_t now_ns, struct outbox *out)
 {
     if (++r->n_redone > REDONE_MAX) {
@@ -380,10 +381,9 @@ static void check_time(struct cluster *c, struct request *r, uint64_t now_ns, st
         return;
     }
     int should_move = r->state == REQUEST_PREFILL || r->state == REQUEST_DECODE;
-    if (should_move && r->sent > first_unanswered(c, r) && now_ns - r->moved_ns > LOST_ROWS_NS && membership_is_idle(&c->membership, now_ns, LOST_ROWS_NS)) {
-        redo_from(c, r, first_unanswered(c, r), now_ns, out);
-    }
-    if (r->state == REQUEST_OPENING && now_ns - r->moved_ns > 5 * SECOND_NS)
+    if (should_move && r->sent > first_unanswered(c, r) && now_ns - r->moved_ns > LOST_ROWS_NS && membership_is_idle(&c->membership, now_ns, LOST_ROWS_NS))
+        redo_from(c, r, first_unanswered(c, r), now_ns, out); /* may end the request */
+    else if (r->state == REQUEST_OPENING && now_ns - r->moved_ns > 5 * SECOND_NS)
         cluster_end_request(c, r, REQUEST_FAILED, STATUS_TIMEOUT, "not every node answered that it has room for the request", out);
 }
 

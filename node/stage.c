@@ -425,6 +425,16 @@ static void accept_rows(struct stage *s, struct stage_sequence *sequence, const 
     learn_ids(sequence, m, n);
 }
 
+/* Rows here whose MTP rows are not ordered yet, once the first n rows of the step are in: the tail keeps h of each of them, and has room
+ * for as many as may be in flight. */
+static int uncommitted_after(const struct stage_sequence *sequence, const Hearth__Step *m, int n)
+{
+    int end = sequence->length + n;
+    if (m->kind == HEARTH__STEP_KIND__STEP_PREFILL && (int)m->first_position <= sequence->known)
+        return 0;
+    return end - sequence->ordered;
+}
+
 /* Rule 5: accepted iff the rows are valid and first_position is the length after cuts. */
 static void on_valid_step(struct stage *s, struct stage_sequence *sequence, const Hearth__Step *m, const float *rows, uint64_t now_ns,
                           struct outbox *out)
@@ -449,9 +459,8 @@ static void on_valid_step(struct stage *s, struct stage_sequence *sequence, cons
         reason = NACK_GAP;
     else if (m->prefix_hash != sequence->at[first].hash || contradicts(sequence, m, n))
         reason = NACK_PREFIX;
-    else if (n > s->n_free_rows ||
-             (m->kind != HEARTH__STEP_KIND__STEP_PREFILL && sequence->length + n - sequence->ordered > s->config.max_rows_in_flight))
-        reason = NACK_FULL; /* the second: the tail keeps h of every row that is not committed */
+    else if (n > s->n_free_rows || uncommitted_after(sequence, m, n) > s->config.max_rows_in_flight)
+        reason = NACK_FULL;
     if (reason) {
         stage_send_nack(s, m->sequence, sequence, reason, out);
         return;

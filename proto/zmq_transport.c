@@ -250,18 +250,23 @@ static enum sent peer_push(struct zmq_transport *t, struct node_peer *p, const u
     return socket_send(t->control_bound, p->routing_id, p->routing_id_bytes, header, header_bytes, rows_bytes ? rows : NULL, rows_bytes);
 }
 
+static void peer_flush(struct zmq_transport *t, struct node_peer *p)
+{
+    for (const struct queued_message *m; (m = send_queue_first(&p->queue)); send_queue_pop(&p->queue)) {
+        enum sent sent = peer_push(t, p, m->bytes, m->header_bytes, m->bytes + m->header_bytes, m->rows_bytes);
+        if (sent == SENT_NO_PEER)
+            send_queue_clear(&p->queue);
+        if (sent != SENT)
+            return;
+    }
+}
+
 /* Returns how many messages still wait. */
 static int peers_flush(struct zmq_transport *t)
 {
     unsigned n_queued = 0;
     for (struct node_peer *p = t->peers; p && p < t->peers + PEERS_MAX; n_queued += p++->queue.n)
-        for (const struct queued_message *m; (m = send_queue_first(&p->queue)); send_queue_pop(&p->queue)) {
-            enum sent sent = peer_push(t, p, m->bytes, m->header_bytes, m->bytes + m->header_bytes, m->rows_bytes);
-            if (sent == SENT_NO_PEER)
-                send_queue_clear(&p->queue);
-            if (sent != SENT)
-                break;
-        }
+        peer_flush(t, p);
     return (int)n_queued;
 }
 
@@ -284,11 +289,15 @@ static enum status transport_send(struct transport *base, int peer_number, enum 
     struct node_peer *p = channel == CHANNEL_CONTROL ? peer_by_number(t, peer_number) : NULL;
     struct send_queue *queue = c ? &c->queue : p ? &p->queue : NULL;
     enum sent sent = queue ? SENT_NOT_NOW : SENT_NO_PEER;
-    if (queue && !queue->n) {
+    if (c)
+        connection_flush(c); /* a caller that is too busy to receive must get rid of its messages all the same */
+    else if (p)
+        peer_flush(t, p);
+    if (queue && !queue->n)
         sent = p ? peer_push(t, p, header, header_bytes, rows, rows_bytes)
                  : socket_send(c->socket, NULL, 0, header, header_bytes, rows_bytes ? rows : NULL, rows_bytes);
+    if (queue)
         wake_if_readable(t, p ? t->control_bound : c->socket);
-    }
     if (sent == SENT_NO_PEER || (sent == SENT_NOT_NOW && !send_queue_put(queue, header, header_bytes, rows, rows_bytes))) {
         t->counters.queue_full++;
         return error_set(err, STATUS_BUSY, sent == SENT_NO_PEER ? "peer %d is not connected" : "peer %d: its queue is full", peer_number);

@@ -234,6 +234,25 @@ static void messages_come_out_in_order_and_whole(void **state)
     round_trip();
 }
 
+/* A stage whose compute thread is behind does not receive; it must go on sending, or two such stages would wait for each other. */
+static void sending_needs_no_receiving(void **state)
+{
+    (void)state;
+    round_trip();
+    static uint8_t large[ROW_MESSAGE_BYTES_MAX];
+    int before = ends[TAIL].n, sent = 0;
+    uint64_t until = now_ms() + 20000;
+    while (sent < 100 && now_ms() < until) {
+        if (!send_on(&ends[HEAD], PEER_NEXT, CHANNEL_ROWS, "rows", large, sizeof large))
+            sent++;
+        else
+            poll(NULL, 0, 1);
+        take_all(&ends[TAIL]); /* only the tail receives */
+    }
+    assert_int_equal(sent, 100);
+    expect(&ends[TAIL], before + 100);
+}
+
 static void control_is_bounded_too(void **state)
 {
     (void)state;
@@ -732,6 +751,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         RING(messages_go_around),
         RING(messages_come_out_in_order_and_whole),
+        RING(sending_needs_no_receiving),
         RING(control_is_bounded_too),
         RING(a_peer_vanishes_and_comes_back),
         RING(a_restarted_process_gets_a_new_number),
