@@ -236,6 +236,55 @@ static void a_late_cut_is_harmless(void **state)
     pipe_free(&p);
 }
 
+static void a_late_cut_of_an_old_generation_spares_newer_rows(void **state)
+{
+    (void)state;
+    struct pipe *p = opened(1, 100);
+    pipe_step(p, 0, &(struct test_step){1, .first = 0, .n = 7, .tokens = tokens_of_test, .next_token = -1});
+    pipe_step(p, 0, &(struct test_step){1, .generation = 2, .first = 7, .n = 3, .tokens = tokens_of_test, .next_token = -1, .want = WANT});
+    pipe_settle(p);
+    expect_result(p, tokens_of_test, 9, 0);
+    pipe_cut(p, 1, 1, 7);
+    pipe_step(p, 0, &(struct test_step){1, .generation = 2, .first = 10, .n = 1, .tokens = tokens_of_test, .next_token = -1, .want = WANT});
+    pipe_settle(p);
+    expect_result(p, tokens_of_test, 10, 0);
+    pipe_free(&p);
+}
+
+static void ids_above_a_cut_are_forgotten_everywhere(void **state)
+{
+    (void)state;
+    int other[TEXT_MAX];
+    make_tokens();
+    memcpy(other, tokens_of_test, sizeof other);
+    for (int q = 5; q < TEXT_MAX; q++)
+        other[q] = (other[q] + 1) % (PIPE_VOCAB - 3);
+    /* The row below the cut is still on its way and must not carry the old id behind it. */
+    struct pipe *p = opened(2, 100);
+    struct row_engine *tail = &p->engines[1]->base;
+    pipe_step(p, 0, &(struct test_step){1, .first = 0, .n = 10, .tokens = tokens_of_test, .next_token = tokens_of_test[10]});
+    pipe_deliver(p, 0, CHANNEL_ROWS);
+    pipe_cut(p, 1, 1, 5);
+    pipe_settle(p);
+    assert_int_equal(tail->mtp_length(tail, 0), 4);
+    pipe_step(p, 0,
+              &(struct test_step){1, .generation = 1, .has_cut = 1, .cut_from = 5, .first = 5, .n = 4, .tokens = other, .next_token = -1,
+                                  .want = WANT_DRAFT_LOGITS});
+    pipe_settle(p);
+    assert_int_equal(tail->mtp_length(tail, 0), 8);
+    /* Ids that were true are not any more: rows of other ids order nothing until they are committed. */
+    pipe_cut(p, 1, 2, 5);
+    pipe_step(p, 0,
+              &(struct test_step){1, .generation = 2, .first = 5, .n = 4, .tokens = tokens_of_test, .next_token = -1, .kind = ROW_DRAFT,
+                                  .depth = 1});
+    pipe_settle(p);
+    assert_int_equal(tail->mtp_length(tail, 0), 4);
+    pipe_commit(p, 1, 5, tokens_of_test[5]);
+    pipe_settle(p);
+    assert_int_equal(tail->mtp_length(tail, 0), 5);
+    pipe_free(&p);
+}
+
 static void a_cut_through_a_step_on_its_way_keeps_the_rows_below(void **state)
 {
     (void)state;
@@ -818,6 +867,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(mtp_rows_come_from_prompt_ids_and_commits_each_once),
         cmocka_unit_test(a_cut_between_units_drops_void_rows_and_keeps_those_below),
         cmocka_unit_test(a_late_cut_is_harmless),
+        cmocka_unit_test(a_late_cut_of_an_old_generation_spares_newer_rows),
+        cmocka_unit_test(ids_above_a_cut_are_forgotten_everywhere),
         cmocka_unit_test(a_cut_through_a_step_on_its_way_keeps_the_rows_below),
         cmocka_unit_test(generations_decide_which_rows_are_valid),
         cmocka_unit_test(steps_that_do_not_fit_are_answered),
