@@ -82,6 +82,8 @@ struct node {
 struct asked {
     uint64_t id;
     int prompt[PROMPT_MAX], n_prompt, want[NEW_MAX], n_want, got, is_over, must_finish;
+    int is_teacher_forced, n_rows, n_drafts;                  /* rows whose logits have come */
+    float rows[PROMPT_MAX][VOCAB], drafts[PROMPT_MAX][VOCAB]; /* teacher-forced: what one process gives */
 };
 
 struct world {
@@ -442,6 +444,17 @@ static struct asked *find_asked(struct world *w, uint64_t id)
     return NULL;
 }
 
+/* Every row once, in order, with the numbers of one process. */
+static void check_logits(struct world *w, struct asked *a, const struct cluster_event *event)
+{
+    int *count = event->is_draft_row ? &a->n_drafts : &a->n_rows;
+    const float *want = event->is_draft_row ? a->drafts[event->position] : a->rows[event->position];
+    if (event->position != *count || memcmp(event->logits, want, sizeof a->rows[0]))
+        violation(w, "request %d: logits of %s %d are wrong or out of order", (int)(a - w->asked), event->is_draft_row ? "MTP row" : "row",
+                  event->position);
+    ++*count;
+}
+
 static void take_events(struct world *w)
 {
     struct cluster_event event;
@@ -455,6 +468,10 @@ static void take_events(struct world *w)
             violation(w, "request %d: token %d is %d, one process gives %d", (int)(a - w->asked), a->got, event.token,
                       a->got < a->n_want ? a->want[a->got] : -1);
         a->got += event.kind == EVENT_TOKEN;
+        if (event.kind == EVENT_LOGITS)
+            check_logits(w, a, &event);
+        if (event.kind == EVENT_DONE && a->is_teacher_forced && (a->n_rows != a->n_prompt || a->n_drafts != a->n_prompt - 1))
+            violation(w, "request %d ended after %d rows and %d MTP rows of %d", (int)(a - w->asked), a->n_rows, a->n_drafts, a->n_prompt);
         if (event.kind == EVENT_DONE && a->got != a->n_want)
             violation(w, "request %d ended after %d of %d tokens", (int)(a - w->asked), a->got, a->n_want);
         if (event.kind == EVENT_FAILED &&
@@ -482,6 +499,16 @@ static void coordinator_step(struct world *w, const struct message *m, const Hea
     outbox_release(&out);
 }
 
+/* What one process gives for the prompt, row by row. */
+static void one_process_rows(struct asked *a)
+{
+    struct hash_reference reference;
+    hash_reference_init(&reference, LAYERS, VOCAB);
+    for (int p = 0; p < a->n_prompt; p++)
+        hash_reference_push(&reference, a->prompt[p], a->rows[p], p ? a->drafts[p - 1] : NULL);
+    hash_reference_release(&reference);
+}
+
 /* What one process says, greedy. */
 static void one_process_tokens(struct asked *a, int max_new)
 {
@@ -507,6 +534,7 @@ static void submit(struct world *w)
     *a = (struct asked){.n_prompt = 1 + (int)draw(w, PROMPT_MAX), .must_finish = w->is_healing};
     for (int i = 0; i < a->n_prompt; i++)
         a->prompt[i] = (int)draw(w, VOCAB - 2);
+    a->is_teacher_forced = ask.teacher_forced = ask.want_drafts = draw(w, 4) == 0;
     ask.sampling.temperature = 0;
     ask.prompt = a->prompt;
     ask.n_prompt = a->n_prompt;
@@ -516,7 +544,10 @@ static void submit(struct world *w)
             violation(w, "refused after healing: %s", err.text);
         return;
     }
-    one_process_tokens(a, ask.max_new);
+    if (a->is_teacher_forced)
+        one_process_rows(a);
+    else
+        one_process_tokens(a, ask.max_new);
     w->n_asked++;
 }
 
