@@ -7,13 +7,28 @@ import openai
 import pytest
 
 from conftest import ASK, ROOT, TOOLS
+from harness import Cluster, copy_model
 
 GREEDY = json.loads((ROOT / "tests/golden/kindling/greedy.json").read_text())
 
 
-@pytest.fixture(scope="module")
-def client(server):
-    return server.client()
+@pytest.fixture(scope="module", params=["one process", "three nodes"])
+def asked(request, server, tmp_path_factory):
+    """(url, how to end it): the test server, and a coordinator with three nodes as deploy/quickstart.sh starts them."""
+    if request.param == "one process":
+        yield server.url
+        return
+    folder = tmp_path_factory.mktemp("cluster")
+    cluster = Cluster(folder / "c", copy_model(ROOT / "models/kindling", folder / "kindling"), 3)
+    try:
+        yield cluster.start().url
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture
+def client(asked):
+    return openai.OpenAI(base_url=asked + "/v1", api_key="none", max_retries=0, timeout=30)
 
 
 def create(client, messages=ASK, **fields):
@@ -246,7 +261,7 @@ def test_four_at_once_get_their_own_answers(client):
     assert len(set(alone)) == 4
 
 
-def test_errors_have_the_clients_types(client, server):
+def test_errors_have_the_clients_types(client):
     with pytest.raises(openai.BadRequestError) as error:
         create(client, temperature=-1)
     assert (error.value.param, error.value.type) == ("temperature", "invalid_request_error")
