@@ -279,6 +279,8 @@ static void close_all(struct coordinator *c)
     http_server_close(&c->http);
     if (c->cluster)
         cluster_free(&c->cluster);
+    if (c->transport)
+        zmq_transport_log_counters(c->transport);
     zmq_transport_close(&c->transport);
     trusted_keys_release(&c->trusted);
     tokenizer_close(&c->tokenizer);

@@ -381,6 +381,8 @@ enum status node_run(const struct node_options *options, struct error *err)
         log_line(LOG_WARNING, "what was being computed or loaded did not end within %d ms; leaving it", STOP_MS);
         _exit(status ? EXIT_FAILURE : EXIT_SUCCESS);
     }
+    if (n->transport)
+        zmq_transport_log_counters(n->transport);
     zmq_transport_close(&n->transport);
     weights_source_close(&n->source);
     outbox_release(&n->out);

@@ -640,3 +640,16 @@ const struct transport_counters *zmq_transport_counters(const struct zmq_transpo
 {
     return &t->counters;
 }
+
+void zmq_transport_log_counters(const struct zmq_transport *transport)
+{
+    const struct transport_counters *c = zmq_transport_counters(transport);
+    const struct channel_counters *control = &c->channels[CHANNEL_CONTROL], *rows = &c->channels[CHANNEL_ROWS];
+    log_line(LOG_INFO,
+             "control: %llu messages (%llu bytes) in, %llu (%llu) out; rows: %llu (%llu) in, %llu (%llu) out; refused keys %llu, failed handshakes %llu, "
+             "malformed %llu, not queued %llu",
+             (unsigned long long)control->messages_in, (unsigned long long)control->bytes_in, (unsigned long long)control->messages_out,
+             (unsigned long long)control->bytes_out, (unsigned long long)rows->messages_in, (unsigned long long)rows->bytes_in,
+             (unsigned long long)rows->messages_out, (unsigned long long)rows->bytes_out, (unsigned long long)c->keys_refused,
+             (unsigned long long)c->handshakes_failed, (unsigned long long)c->malformed, (unsigned long long)c->queue_full);
+}

@@ -76,6 +76,9 @@ const char *zmq_transport_row_endpoint(const struct zmq_transport *transport);
 /* Messages that wait in our own queue for a peer; for tests and metrics. */
 int zmq_transport_n_queued(const struct zmq_transport *transport, int peer, enum channel channel);
 
+/* One line in the log with what went in and out, for the end of a process. */
+void zmq_transport_log_counters(const struct zmq_transport *transport);
+
 const struct transport_counters *zmq_transport_counters(const struct zmq_transport *transport);
 
 #endif
