@@ -30,7 +30,7 @@ static enum status check_memory(const struct model *m, const struct model_option
     const struct model_config *c = m->config;
     int layers = config_layers_with_mtp(c);
     struct budget budget = {.limit = o->memory_limit ? o->memory_limit : memory_available_bytes()};
-    budget_add(&budget, "weights", model_weights_bytes(m->source, 0, layers, 1, 1), NULL);
+    budget_add(&budget, "weights", model_weights_bytes(m->source, 0, layers, EMBEDDING_IN_RAM, 1), NULL);
     budget_add(&budget, "experts", resident_experts_bytes(m->source, 0, layers), "convert with --precision int4");
     budget_add(&budget, "position caches", position_cache_block_bytes(c, 0, layers) * (uint64_t)cache_blocks_for(m->max_positions), "lower --context");
     budget_add(&budget, "scratch", workspace_bytes(c, max_rows, m->max_positions, parallel_threads()) + (uint64_t)max_rows * row_bytes(c), "lower --chunk");
@@ -59,7 +59,7 @@ static enum status load(struct model *m, const struct model_options *o, int max_
     int layers = config_layers_with_mtp(m->config);
     enum status status = check_memory(m, o, max_rows, err);
     if (!status)
-        status = model_weights_load(&m->weights, m->source, 0, layers, 1, 1, err);
+        status = model_weights_load(&m->weights, m->source, 0, layers, EMBEDDING_IN_RAM, 1, err);
     if (!status)
         status = resident_experts_load(&m->experts, m->source, 0, layers, err);
     if (!status)
@@ -161,7 +161,7 @@ static enum status run_set(struct model *m, const struct piece *pieces, int n_pi
         status = sequence_state_prepare(sequence, sequence->length, sequence->length + pieces[p].n, err);
         for (int i = 0; i < pieces[p].n && !status; i++, row++) {
             start_row(&m->rows[row], sequence, sequence->length + i, 0);
-            embedding_row(&m->weights, pieces[p].input->tokens[pieces[p].first + i], m->rows[row].residual);
+            status = embedding_row(&m->weights.embedding, pieces[p].input->tokens[pieces[p].first + i], m->rows[row].residual, err);
         }
     }
     for (int layer = 0; layer < m->config->n_layers && !status; layer++)
@@ -212,8 +212,9 @@ static enum status run_mtp_set(struct model *m, struct sequence_state *sequence,
         start_row(&m->rows[i], sequence, first + i, m->config->n_layers);
         m->rows[i].only_cache = !logits;
     }
-    mtp_enter(&m->context, m->row_list, n, tokens, hidden);
-    enum status status = run_layer(m, m->config->n_layers, n, err);
+    enum status status = mtp_enter(&m->context, m->row_list, n, tokens, hidden, err);
+    if (!status)
+        status = run_layer(m, m->config->n_layers, n, err);
     if (status || !logits)
         return status;
     mtp_norm(&m->context, m->row_list, n, m->hidden);
@@ -256,8 +257,9 @@ enum status model_draft_chain(struct model *m, struct sequence_state *sequence, 
         start_row(row, sequence, position + step, c->n_layers);
         if (step && c->index_share_for_mtp)
             mtp_reuse_selection(row, &m->rows[0].selection, position, position + step);
-        mtp_enter(&m->context, list, 1, &token, h);
-        status = layer_forward(&m->context, c->n_layers, list, 1, err);
+        status = mtp_enter(&m->context, list, 1, &token, h, err);
+        if (!status)
+            status = layer_forward(&m->context, c->n_layers, list, 1, err);
         if (!status && !row->is_finite)
             status = error_set(err, STATUS_CORRUPT, "MTP layer, position %d: a value is not finite", row->position);
         if (status)

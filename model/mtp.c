@@ -6,7 +6,8 @@
 #include "model/embedding.h"
 #include "model/linear.h"
 
-void mtp_enter(const struct layer_context *ctx, struct row **rows, int n_rows, const int *tokens, const float *hidden)
+enum status mtp_enter(const struct layer_context *ctx, struct row **rows, int n_rows, const int *tokens, const float *hidden,
+                      struct error *err)
 {
     const struct model_config *c = ctx->config;
     struct workspace *work = ctx->work;
@@ -15,7 +16,9 @@ void mtp_enter(const struct layer_context *ctx, struct row **rows, int n_rows, c
     size_t size = (size_t)c->hidden_size;
     for (int i = 0; i < n_rows; i++) {
         float *pair = work->mtp_pair + (size_t)i * 2 * size;
-        embedding_row(ctx->weights, tokens[i], pair);
+        enum status status = embedding_row(&ctx->weights->embedding, tokens[i], pair, err);
+        if (status)
+            return status;
         ctx->kernels->rms_norm(pair, pair, w->enorm, c->hidden_size, c->rms_norm_eps);
         ctx->kernels->rms_norm(pair + size, hidden + (size_t)i * size, w->hnorm, c->hidden_size, c->rms_norm_eps);
     }
@@ -25,6 +28,7 @@ void mtp_enter(const struct layer_context *ctx, struct row **rows, int n_rows, c
         memcpy(rows[i]->residual, work->out + (size_t)i * size, size * sizeof(float));
         rows[i]->next_layer = c->n_layers;
     }
+    return STATUS_OK;
 }
 
 void mtp_norm(const struct layer_context *ctx, struct row **rows, int n_rows, float *g)

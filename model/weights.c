@@ -4,13 +4,13 @@
 
 #include "common/check.h"
 
-uint64_t model_weights_bytes(const struct weights_source *source, int layer_begin, int layer_end, int with_embedding, int with_head)
+uint64_t model_weights_bytes(const struct weights_source *source, int layer_begin, int layer_end, enum embedding_use embedding, int with_head)
 {
     uint64_t bytes = 0;
     for (int layer = layer_begin; layer < layer_end; layer++)
         bytes += weights_source_part_bytes(source, PART_DENSE, layer);
-    if (with_embedding)
-        bytes += weights_source_part_bytes(source, PART_EMBEDDING, 0);
+    if (embedding != EMBEDDING_NONE)
+        bytes += embedding_bytes(source, embedding == EMBEDDING_IN_FILE);
     if (with_head)
         bytes += weights_source_part_bytes(source, PART_HEAD, 0);
     return bytes;
@@ -69,7 +69,7 @@ static void bind_layer(struct layer_weights *w, const struct weights_part *part,
     w->shared_head_norm = vector(part, "shared_head_norm");
 }
 
-enum status model_weights_load(struct model_weights *weights, struct weights_source *source, int layer_begin, int layer_end, int with_embedding,
+enum status model_weights_load(struct model_weights *weights, struct weights_source *source, int layer_begin, int layer_end, enum embedding_use embedding,
                                int with_head, struct error *err)
 {
     const struct model_config *c = weights_source_config(source);
@@ -84,10 +84,8 @@ enum status model_weights_load(struct model_weights *weights, struct weights_sou
         bind_layer(&weights->layers[layer], &weights->dense[layer], c, layer);
         weights->layer_end = layer + 1;
     }
-    if (!status && with_embedding)
-        status = weights_source_load(source, PART_EMBEDDING, 0, &weights->embedding, err);
-    if (!status && with_embedding)
-        weights->embed_tokens = *weights_part_matrix(&weights->embedding, "embed_tokens");
+    if (!status && embedding != EMBEDDING_NONE)
+        status = (embedding == EMBEDDING_IN_FILE ? embedding_open : embedding_load)(&weights->embedding, source, err);
     if (!status && with_head)
         status = weights_source_load(source, PART_HEAD, 0, &weights->head, err);
     if (!status && with_head) {
@@ -103,7 +101,7 @@ void model_weights_release(struct model_weights *weights)
 {
     for (int layer = weights->layer_begin; layer < weights->layer_end; layer++)
         weights_part_release(&weights->dense[layer]);
-    weights_part_release(&weights->embedding);
+    embedding_release(&weights->embedding);
     weights_part_release(&weights->head);
     weights->layer_end = weights->layer_begin;
 }

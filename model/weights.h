@@ -2,6 +2,7 @@
 #ifndef HEARTH_MODEL_WEIGHTS_H
 #define HEARTH_MODEL_WEIGHTS_H
 
+#include "model/embedding.h"
 #include "model/weights_source.h"
 
 struct mlp_weights {
@@ -31,17 +32,20 @@ struct model_weights {
     int layer_begin, layer_end;               /* layers loaded; layer n_layers is the MTP layer */
     struct layer_weights layers[LAYERS_MAX + 1];
     struct weights_part dense[LAYERS_MAX + 1]; /* what `layers` points into */
-    struct weights_part embedding, head;
-    struct matrix embed_tokens; /* rows 0 when not loaded */
+    struct embedding embedding; /* table.rows 0 when not loaded */
+    struct weights_part head;
     const float *norm;          /* NULL when not loaded */
     struct matrix lm_head;
 };
 
+/* What of the embedding a process wants. */
+enum embedding_use { EMBEDDING_NONE, EMBEDDING_IN_RAM, EMBEDDING_IN_FILE };
+
 /* Bytes that loading takes, experts not counted. */
-uint64_t model_weights_bytes(const struct weights_source *source, int layer_begin, int layer_end, int with_embedding, int with_head);
+uint64_t model_weights_bytes(const struct weights_source *source, int layer_begin, int layer_end, enum embedding_use embedding, int with_head);
 
 /* Loads and verifies dense parts of [layer_begin, layer_end), and embedding and head where wanted. On failure everything is released. */
-enum status model_weights_load(struct model_weights *weights, struct weights_source *source, int layer_begin, int layer_end, int with_embedding,
+enum status model_weights_load(struct model_weights *weights, struct weights_source *source, int layer_begin, int layer_end, enum embedding_use embedding,
                                int with_head, struct error *err);
 void model_weights_release(struct model_weights *weights);
 

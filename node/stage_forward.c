@@ -170,7 +170,7 @@ static enum status forward_enter(struct row_engine *base, struct stage_row *row,
     if (s->sequence.length < row->row.position + 1)
         s->sequence.length = row->row.position + 1;
     if (base->is_head)
-        embedding_row(&f->weights->weights, row->token, row->row.residual);
+        return embedding_row(&f->weights->weights.embedding, row->token, row->row.residual, err);
     return STATUS_OK;
 }
 
@@ -250,8 +250,9 @@ static enum status forward_mtp_rows(struct row_engine *base, int slot, int first
         return status;
     for (int i = 0; i < n; i++)
         start_mtp_row(f, s, i, first + i, !logits);
-    mtp_enter(&f->context, f->list, n, tokens, f->gathered);
-    status = layer_forward(&f->context, layer, f->list, n, err);
+    status = mtp_enter(&f->context, f->list, n, tokens, f->gathered, err);
+    if (!status)
+        status = layer_forward(&f->context, layer, f->list, n, err);
     for (int i = 0; i < n && !status; i++)
         if (!f->list[i]->is_finite)
             status = error_set(err, STATUS_CORRUPT, "layer %d (MTP), position %d: a value is not finite", layer, first + i);

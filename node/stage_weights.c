@@ -19,6 +19,12 @@ static void describe(struct stage_weights *w, struct weights_source *source, int
     w->layers_end = layer_end + w->has_mtp;
 }
 
+/* Head and MTP layer need one embedding row a token. */
+static enum embedding_use embedding_use(const struct stage_weights *w)
+{
+    return w->is_head || w->has_mtp ? EMBEDDING_IN_FILE : EMBEDDING_NONE;
+}
+
 enum status stage_range_check(const struct model_config *c, int begin, int end, struct error *err)
 {
     if (begin >= 0 && begin < end && end <= c->n_layers && c->has_indexer[begin] && (end == c->n_layers || c->has_indexer[end]))
@@ -36,7 +42,7 @@ uint64_t stage_weights_dense_bytes(struct weights_source *source, int layer_begi
 {
     struct stage_weights w;
     describe(&w, source, layer_begin, layer_end);
-    return model_weights_bytes(source, layer_begin, w.layers_end, w.is_head || w.has_mtp, w.is_tail);
+    return model_weights_bytes(source, layer_begin, w.layers_end, embedding_use(&w), w.is_tail);
 }
 
 uint64_t stage_weights_expert_bytes(struct weights_source *source, int layer_begin, int layer_end)
@@ -50,7 +56,7 @@ enum status stage_weights_load(struct stage_weights *w, struct weights_source *s
 {
     describe(w, source, layer_begin, layer_end);
     CHECK(layer_begin >= 0 && layer_begin < layer_end && layer_end <= w->config->n_layers);
-    enum status status = model_weights_load(&w->weights, source, layer_begin, w->layers_end, w->is_head || w->has_mtp, w->is_tail, err);
+    enum status status = model_weights_load(&w->weights, source, layer_begin, w->layers_end, embedding_use(w), w->is_tail, err);
     if (status)
         return error_wrap(err, "load layers %d-%d", layer_begin, layer_end);
     status = resident_experts_load(&w->experts, source, layer_begin, w->layers_end, err);

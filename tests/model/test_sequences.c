@@ -110,10 +110,9 @@ static void a_value_that_is_not_finite_names_layer_and_position(void **state)
     float *logits = calloc((size_t)vocab * 6, sizeof *logits), *again = logits + 3 * vocab;
     assert_int_equal(model_sequence_init(m, &good, 8, &err), STATUS_OK);
     assert_int_equal(model_sequence_init(m, &bad, 8, &err), STATUS_OK);
-    assert_int_equal(m->weights.embed_tokens.format, FORMAT_F32);
+    assert_int_equal(m->weights.embedding.table.format, FORMAT_F32);
     assert_int_equal(model_forward(m, &(struct model_input){&good, (const int[]){1, 2, 3}, 3, logits, NULL}, 1, &err), STATUS_OK);
-    ((float *)m->weights.embedding.bytes)[((const float *)m->weights.embed_tokens.data - (float *)m->weights.embedding.bytes) +
-                                          9 * m->config->hidden_size] = INFINITY; /* token 9 */
+    ((float *)m->weights.embedding.table.data)[9 * m->config->hidden_size] = INFINITY; /* token 9 */
     assert_int_equal(model_forward(m, &(struct model_input){&bad, (const int[]){1, 9}, 2, NULL, NULL}, 1, &err), STATUS_CORRUPT);
     assert_non_null(strstr(err.text, "layer 0"));
     assert_non_null(strstr(err.text, "position 1"));

@@ -86,7 +86,7 @@ static struct ranges *open_ranges(struct weights_source *source, const int *ends
         struct row_engine *e = r->engines[i] = stage_forward_engine(r->forwards[i]);
         /* Each engine has what its place needs, and nothing else. */
         assert_int_equal(r->weights[i].weights.lm_head.rows != 0, e->is_tail);
-        assert_int_equal(r->weights[i].weights.embed_tokens.rows != 0, e->is_head || e->has_mtp);
+        assert_int_equal(r->weights[i].weights.embedding.table.rows != 0, e->is_head || e->has_mtp);
         r->residuals[i] = xcalloc((size_t)UNIT_ROWS * (size_t)e->row_width, sizeof(float));
         r->selections[i] = xcalloc((size_t)UNIT_ROWS * (size_t)e->selection_capacity, sizeof(int));
     }
