@@ -20,6 +20,7 @@
 
 enum {
     OUTBOX_MESSAGES = 8192, /* a broadcast to 16 stages for each of 256 sequences, twice over */
+    RECEIVE_MAX = 512,
     LIST_MAX = 32,
     KEY_FILE_BYTES_MAX = 4096,
 };
@@ -213,11 +214,14 @@ static enum status open_http(struct coordinator *c, struct error *err)
     return http_server_open(&c->http, &config, c->cluster, err);
 }
 
-static void receive(struct coordinator *c, uint64_t now_ns)
+/* At most RECEIVE_MAX messages a turn, so that one talkative node cannot keep people waiting. Returns 1 when there may be more. */
+static int receive(struct coordinator *c, uint64_t now_ns)
 {
     struct transport *transport = zmq_transport_base(c->transport);
     struct packet packet;
-    while (transport->receive(transport, &packet)) {
+    for (int n = 0; n < RECEIVE_MAX; n++) {
+        if (!transport->receive(transport, &packet))
+            return 0;
         Hearth__Envelope *envelope;
         struct error err;
         if (wire_decode(&envelope, packet.header, packet.header_bytes, packet.rows, packet.rows_bytes, 0, &err)) {
@@ -228,6 +232,7 @@ static void receive(struct coordinator *c, uint64_t now_ns)
         wire_free(&envelope);
         outbox_flush(&c->out, transport, NULL); /* keeps the outbox small however much has arrived */
     }
+    return 1;
 }
 
 /* Rows go to the first stage of the present map. */
@@ -243,20 +248,21 @@ static void follow_map(struct coordinator *c)
     c->connected_map = map;
 }
 
-static void wait_for_something(struct coordinator *c, struct clock *clock)
+static void wait_for_something(struct coordinator *c, struct clock *clock, int may_wait)
 {
     struct pollfd fds[] = {{zmq_transport_fd(c->transport), POLLIN, 0}, {http_server_fd(c->http), POLLIN, 0}};
     uint64_t now_ns = clock_now_ns(clock), tick_ns = cluster_next_tick_ns(c->cluster, now_ns);
     int timeout_ms = (int)((tick_ns - now_ns) / 1000000), http_ms = http_server_timeout_ms(c->http);
-    poll(fds, 2, timeout_ms < http_ms ? timeout_ms : http_ms);
+    timeout_ms = timeout_ms < http_ms ? timeout_ms : http_ms;
+    poll(fds, 2, may_wait ? timeout_ms : 0);
 }
 
 static void run_loop(struct coordinator *c)
 {
     struct clock *clock = clock_monotonic();
-    int is_draining = 0;
+    int is_draining = 0, has_more = 0;
     while (!is_draining || !http_server_is_drained(c->http)) {
-        wait_for_something(c, clock);
+        wait_for_something(c, clock, !has_more);
         uint64_t now_ns = clock_now_ns(clock);
         if (asked_to_stop && !is_draining) {
             log_line(LOG_INFO, "stopping: %d answers may take %lld s to end", cluster_n_running(c->cluster),
@@ -265,7 +271,7 @@ static void run_loop(struct coordinator *c)
             http_server_drain(c->http, now_ns + (uint64_t)c->options->drain_s * 1000000000u);
             is_draining = 1;
         }
-        receive(c, now_ns);
+        has_more = receive(c, now_ns);
         http_server_run(c->http, now_ns, &c->out);
         cluster_tick(c->cluster, now_ns, &c->out);
         follow_map(c);

@@ -403,8 +403,10 @@ int membership_is_idle(const struct membership *m, uint64_t now_ns, uint64_t ns)
 json_t *membership_status(const struct membership *m, uint64_t now_ns)
 {
     json_t *nodes = json_array();
-    for (int i = 0; i < m->n_members; i++) {
-        const struct member *n = &m->members[i];
+    for (int i = 0; i < m->n_stages + m->n_members; i++) { /* the pipeline in its order, then the others */
+        const struct member *n = &m->members[i < m->n_stages ? m->by_stage[i] : i - m->n_stages];
+        if (i >= m->n_stages && n->stage >= 0)
+            continue;
         json_t *node = json_pack("{s:s, s:s, s:f, s:f, s:I, s:f, s:I, s:I, s:s}", "name", n->name, "state", states[n->state].name, "since_s",
                                  (double)(now_ns - n->since_ns) / 1e9, "silent_s", (double)(now_ns - n->heard_ns) / 1e9, "rows", (json_int_t)n->rows,
                                  "rows_per_second", n->rows_per_second, "busy_ms", (json_int_t)n->busy_ms, "queue_ms", (json_int_t)n->queue_ms, "remark",

@@ -49,3 +49,34 @@ def test_every_legal_cut_gives_the_bytes_of_one_process(models, tmp_path, precis
         assert len(read_safetensors(tmp_path / "cluster.safetensors")) == 2 * 3 + 1
     finally:
         cluster.stop()
+
+
+def byte_tokenizer(folder):
+    """A tokenizer.json whose 256 tokens are the bytes, for random-weight models with a vocabulary of 256."""
+    kindling = json.loads((ROOT / "models/kindling/tokenizer.json").read_text())
+    shown = [b for b in range(256) if 33 <= b <= 126 or 161 <= b <= 172 or 174 <= b <= 255]
+    hidden = [b for b in range(256) if b not in shown]
+    chars = {**{b: chr(b) for b in shown}, **{b: chr(256 + i) for i, b in enumerate(hidden)}}
+    kindling["model"]["vocab"], kindling["model"]["merges"], kindling["added_tokens"] = {chars[b]: b for b in range(256)}, [], []
+    (folder / "tokenizer.json").write_text(json.dumps(kindling))
+
+
+@pytest.mark.parametrize("name, layers", [("tiny-share", "n0:0-1,n1:1-2,n2:2-8"), ("tiny-share", "n0:0-2,n1:2-6,n2:6-8"), ("tiny-glm5", "n0:0-1,n1:1-3,n2:3-5")])
+@pytest.mark.parametrize("precision", ["vendor", "int4"])
+def test_random_weights_give_the_bytes_of_one_process(tmp_path, name, layers, precision):
+    model = copy_model(ROOT / f"tests/golden/{name}/checkpoint", tmp_path / "m")
+    model.chmod(0o755)
+    byte_tokenizer(model)
+    if precision == "int4":
+        run(HEARTH, "convert", model, tmp_path / "pack", "--precision", "int4")
+        model = tmp_path / "pack"
+    else:
+        run(HEARTH, "inspect", model)
+    tokens = [[(7 * i * i + 3) % 256 for i in range(90)], [1, 2, 3], [5]]
+    want = one_process(model, tokens, tmp_path)
+    cluster = Cluster(tmp_path / "c", model, 3, layers=layers, allow_logits=True, context=512, chunk=7)
+    try:
+        cluster.start()
+        assert cluster.logits(tokens, tmp_path / "cluster.safetensors") == want
+    finally:
+        cluster.stop()
