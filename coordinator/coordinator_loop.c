@@ -19,8 +19,8 @@
 #include "proto/zmq_transport.h"
 
 enum {
-    OUTBOX_MESSAGES = 8192, /* a broadcast to 16 stages for each of 256 sequences, twice over */
-    RECEIVE_MAX = 512,
+    OUTBOX_MESSAGES = 16384, /* broadcasts to 16 stages for each of 256 sequences: opened, dropped and committed in one turn, and then some */
+    RECEIVE_MAX = 64, /* each may bring a row of logits, 620 KB with GLM-5.2, that waits for its asker until the end of the turn */
     LIST_MAX = 32,
     KEY_FILE_BYTES_MAX = 4096,
 };

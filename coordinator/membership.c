@@ -14,6 +14,8 @@ enum { HEARTBEAT_MS = 500 };
 /* A unit is made to take about 50 ms (protocol rule 7); one that takes this long has hung. */
 enum { UNIT_MS_MAX = 60000 };
 
+enum { REMARK_BYTES_SHOWN = 150 }; /* in the sentence that says what is missing; all of it is in the node's row of the status */
+
 static const struct {
     const char *name;
     unsigned next; /* states that may follow */
@@ -420,6 +422,15 @@ json_t *membership_status(const struct membership *m, uint64_t now_ns)
     return nodes;
 }
 
+/* Bytes of `text`, at most `max`, that end with a whole character: what a node says is UTF-8, and JSON takes nothing else. */
+static int whole_characters(const char *text, int max)
+{
+    int n = (int)strnlen(text, (size_t)max);
+    while (n && ((unsigned char)text[n] & 0xc0) == 0x80)
+        n--;
+    return n;
+}
+
 void membership_missing(const struct membership *m, uint64_t now_ns, char out[TEXT_BYTES_MAX])
 {
     size_t used = 0;
@@ -435,8 +446,8 @@ void membership_missing(const struct membership *m, uint64_t now_ns, char out[TE
         used += (size_t)snprintf(out + used, TEXT_BYTES_MAX - used, "%snode '%s'", used ? "; " : "", n->name);
         if (n->range.end)
             used += (size_t)snprintf(out + used, TEXT_BYTES_MAX - used, " (layers %d-%d)", n->range.begin, n->range.end);
-        used += (size_t)snprintf(out + used, TEXT_BYTES_MAX - used, " %s for %.0f s%s%.150s", states[n->state].name, (double)(now_ns - n->since_ns) / 1e9,
-                                 n->remark[0] ? ": " : "", n->remark);
+        used += (size_t)snprintf(out + used, TEXT_BYTES_MAX - used, " %s for %.0f s%s%.*s", states[n->state].name, (double)(now_ns - n->since_ns) / 1e9,
+                                 n->remark[0] ? ": " : "", whole_characters(n->remark, REMARK_BYTES_SHOWN), n->remark);
     }
     if (!m->n_stages && here < m->config->n_nodes)
         snprintf(out + used, TEXT_BYTES_MAX - used, "%s%d of %d nodes are here", used ? "; " : "", here, m->config->n_nodes);
