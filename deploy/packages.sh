@@ -1,6 +1,6 @@
 # Sourced by deploy/quickstart.sh and tests/run.sh: which Debian packages are needed, and installing those that are missing.
 BUILD_PACKAGES=(build-essential cmake ninja-build pkg-config libjansson-dev libpcre2-dev libxxhash-dev
-                libinih-dev libzmq3-dev libprotobuf-c-dev protobuf-c-compiler libmicrohttpd-dev)
+                libinih-dev libzmq3-dev libprotobuf-c-dev protobuf-c-compiler libmicrohttpd-dev liburing-dev)
 TEST_PACKAGES=(libcmocka-dev python3 python3-venv git qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross iproute2)
 
 say() { printf '\033[1m== %s\033[0m\n' "$*"; }

@@ -77,7 +77,7 @@ void moe_choose(const struct model_config *c, const float *logits, const float *
         weights[i] = (c->norm_topk_prob ? score[ids[i]] / (sum + 1e-20f) : score[ids[i]]) * c->routed_scaling_factor;
 }
 
-/* Groups the choices by expert: expert_list (ascending, n returned), expert_first, expert_rows; expert_place is the way back. */
+/* Groups the choices by expert: expert_list (ascending, n returned) with expert_uses, expert_first, expert_rows; expert_place is the way back. */
 static int group_by_expert(const struct layer_context *ctx, int n_rows)
 {
     struct workspace *work = ctx->work;
@@ -88,8 +88,10 @@ static int group_by_expert(const struct layer_context *ctx, int n_rows)
         count[work->chosen[i]]++;
     for (int e = 0; e <= n_experts; e++) {
         int own = count[e];
-        if (e < n_experts && own)
+        if (e < n_experts && own) {
+            work->expert_uses[n_list] = own;
             work->expert_list[n_list++] = e;
+        }
         count[e] = total;
         total += own;
     }
@@ -215,7 +217,8 @@ enum status moe_forward(const struct layer_context *ctx, int layer, struct row *
     route(ctx, layer, rows, n_rows, normed);
     int n_list = group_by_expert(ctx, n_rows);
     memset(work->expert_landed, 0, (size_t)c->n_experts);
-    enum status status = ctx->experts->request(ctx->experts, layer, work->expert_list, n_list, err);
+    struct expert_request request = {layer, work->expert_list, work->expert_uses, n_list, n_rows};
+    enum status status = ctx->experts->request(ctx->experts, &request, err);
     if (status)
         return status;
     if (c->n_shared_experts) /* while the reads fly */

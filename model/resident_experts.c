@@ -13,14 +13,14 @@ uint64_t resident_experts_bytes(const struct weights_source *source, int layer_b
     return bytes;
 }
 
-static enum status request(struct expert_source *source, int layer, const int *list, int n, struct error *err)
+static enum status start(struct expert_source *source, const struct expert_request *request, struct error *err)
 {
     (void)err;
     struct resident_experts *experts = (struct resident_experts *)source;
     CHECK(experts->n_returned == experts->n_wanted);
-    CHECK(layer >= experts->layer_begin && layer < experts->layer_end && n <= EXPERTS_MAX);
-    memcpy(experts->wanted, list, (size_t)n * sizeof *list);
-    experts->n_wanted = n;
+    CHECK(request->layer >= experts->layer_begin && request->layer < experts->layer_end && request->n <= EXPERTS_MAX);
+    memcpy(experts->wanted, request->experts, (size_t)request->n * sizeof *experts->wanted);
+    experts->n_wanted = request->n;
     experts->n_returned = 0;
     return STATUS_OK;
 }
@@ -44,7 +44,7 @@ static void release(struct expert_source *source, int layer, int expert)
 enum status resident_experts_load(struct resident_experts *experts, struct weights_source *source, int layer_begin, int layer_end, struct error *err)
 {
     memset(experts, 0, sizeof *experts);
-    experts->source = (struct expert_source){request, wait_any, release};
+    experts->source = (struct expert_source){.request = start, .wait_any = wait_any, .release = release};
     experts->layer_begin = experts->layer_end = layer_begin;
     for (int layer = layer_begin; layer < layer_end; layer++) {
         enum status status = STATUS_OK;

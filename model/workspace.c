@@ -73,6 +73,7 @@ static void lay_out_mlp(struct workspace *w, struct bump *b, const struct model_
     w->expert_place = take(b, n * k, sizeof(int));
     w->expert_first = take(b, experts + 1, sizeof(int));
     w->expert_list = take(b, experts, sizeof(int));
+    w->expert_uses = take(b, experts, sizeof(int));
     w->gathered = take(b, n * hidden, f);
     w->gathered_q = take_quantized(b, w->max_rows, c->hidden_size);
     w->gate = take(b, n * (size_t)width, f);

@@ -47,6 +47,7 @@ struct workspace {
     int *expert_place;    /* [rows * top_k] where in expert_rows the row's choice stands */
     int *expert_first;    /* [experts + 1] */
     int *expert_list;     /* [experts] chosen by any row, ascending */
+    int *expert_uses;     /* [experts] rows that chose each of them */
     float *gathered;      /* [rows][H] */
     void *gathered_q;
     float *gate, *up;     /* [rows][widest MLP] */
