@@ -65,7 +65,8 @@ enum status conversation_open(struct conversation *c, const char *dir, const str
     *c = (struct conversation){.options = options, .messages = json_array()};
     struct generation_config generation;
     char *tokenizer_path = xasprintf("%s/tokenizer.json", dir), *generation_path = xasprintf("%s/generation_config.json", dir);
-    enum status status = cli_open_model(&c->model, dir, &options->model, err);
+    enum status status = cli_model_open(&c->loaded, dir, &options->model, NULL, err);
+    c->model = c->loaded.model;
     if (!status)
         status = tokenizer_open(&c->tokenizer, tokenizer_path, err);
     if (!status)
@@ -97,7 +98,7 @@ void conversation_close(struct conversation *c)
         sequence_state_release(&c->sequence);
     id_list_free(&c->ids);
     tokenizer_close(&c->tokenizer);
-    model_close(&c->model);
+    cli_model_close(&c->loaded);
     json_decref(c->messages);
     c->messages = NULL;
 }

@@ -19,7 +19,8 @@ struct conversation_options {
 
 struct conversation {
     const struct conversation_options *options;
-    struct model *model;
+    struct cli_model loaded;
+    struct model *model; /* of it */
     struct tokenizer *tokenizer;
     struct sampler_params sampling;
     int stop_ids[EOS_IDS_MAX * 2], n_stop_ids;

@@ -210,23 +210,24 @@ static enum status run(const void *options, const char **arguments, int n_argume
         return command_usage(err, "--tokens, --out and either --model or --cluster are needed");
     json_t *cases = NULL;
     enum status status = json_read_file(&cases, o->tokens, (size_t)1 << 30, err);
-    struct model *model = NULL;
+    struct cli_model model = {0};
     struct client client = {0};
     if (!status && !json_is_array(cases))
         status = error_set(err, STATUS_INVALID, "%s: must be an array of arrays of token ids", o->tokens);
     if (!status)
-        status = o->cluster ? client_init(&client, o->cluster, o->api_key_file, err) : cli_open_model(&model, o->model.dir, &o->model, err);
+        status = o->cluster ? client_init(&client, o->cluster, o->api_key_file, err)
+                            : cli_model_open(&model, o->model.dir, &o->model, NULL, err);
     struct array *arrays = xcalloc(2 * json_array_size(cases) + 2, sizeof *arrays);
     size_t n = 0;
     for (size_t i = 0; i < json_array_size(cases) && !status; i++)
         status = o->cluster ? run_remote_case(&client, json_array_get(cases, i), i, o, arrays, &n, err)
-                            : run_case(model, json_array_get(cases, i), i, o, arrays, &n, err);
+                            : run_case(model.model, json_array_get(cases, i), i, o, arrays, &n, err);
     if (!status)
         status = write_arrays(o->out, arrays, n, err);
     for (size_t i = 0; i < n; i++)
         free(arrays[i].data);
     free(arrays);
-    model_close(&model);
+    cli_model_close(&model);
     client_release(&client);
     json_decref(cases);
     return status;

@@ -1,12 +1,68 @@
 #include "cli/model_options.h"
 
-enum status cli_open_model(struct model **model, const char *dir, const struct cli_model_options *options, struct error *err)
+#ifdef HEARTH_NETWORK
+#include "node/expert_store.h"
+#include "node/memory_plan.h"
+
+/* Plans the memory, opens the expert store when experts are to stream, and loads the rest. */
+static enum status load(struct cli_model *m, const struct cli_model_options *o, struct error *err)
 {
-    return model_open(model, dir,
-                      &(struct model_options){.isa = options->isa,
-                                              .n_threads = (int)options->threads,
-                                              .max_rows = (int)options->chunk,
-                                              .max_positions = (int)options->context,
-                                              .memory_limit = (uint64_t)options->memory},
-                      err);
+    struct budget budget = {0};
+    struct memory_plan plan;
+    int layers = config_layers_with_mtp(m->model->config);
+    enum status status = memory_plan_limit((uint64_t)o->memory, &budget.limit, err);
+    if (status)
+        return status;
+    model_budget(m->model, &budget);
+    status = memory_plan_experts(&plan, &budget, m->model->source, 0, layers, &o->experts, err);
+    if (status)
+        return status;
+    memory_plan_log(&plan, &budget);
+    if (!plan.streams)
+        return model_load_resident(m->model, err);
+    struct expert_store_config config = {m->model->source, 0, layers, plan.n_slots, &o->experts, 0, NULL, NULL};
+    status = expert_store_open(&m->store, &config, err);
+    return status ? status : model_load(m->model, expert_store_source(m->store), err);
+}
+
+void cli_model_close(struct cli_model *m)
+{
+    expert_store_close(&m->store);
+    model_close(&m->model);
+}
+
+#else
+
+static enum status load(struct cli_model *m, const struct cli_model_options *o, struct error *err)
+{
+    struct budget budget = {.limit = o->memory ? (uint64_t)o->memory : memory_available_bytes()};
+    model_budget(m->model, &budget);
+    budget_add(&budget, "experts", resident_experts_bytes(m->model->source, 0, config_layers_with_mtp(m->model->config)), NULL);
+    enum status status = budget_check(&budget, err);
+    return status ? status : model_load_resident(m->model, err);
+}
+
+void cli_model_close(struct cli_model *m)
+{
+    model_close(&m->model);
+}
+#endif
+
+enum status cli_model_open(struct cli_model *m, const char *dir, const struct cli_model_options *o, const struct layer_observer *observer,
+                           struct error *err)
+{
+    struct model_options options = {.isa = o->isa,
+                                    .n_threads = (int)o->threads,
+                                    .max_rows = (int)o->chunk,
+                                    .max_positions = (int)o->context,
+                                    .observer = observer};
+    *m = (struct cli_model){0};
+    enum status status = model_prepare(&m->model, dir, &options, err);
+    if (status)
+        return status;
+    status = load(m, o, err);
+    if (!status)
+        return STATUS_OK;
+    cli_model_close(m);
+    return error_wrap(err, "open model %s", dir);
 }

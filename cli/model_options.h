@@ -4,12 +4,29 @@
 
 #include "common/options.h"
 #include "model/model.h"
+#include "node/expert_options.h"
 
 struct cli_model_options {
     const char *dir; /* where the command takes the folder as an option */
     const char *isa;
     int64_t threads, context, chunk, memory;
+    struct expert_options experts;
 };
+
+struct expert_store;
+
+/* A model in this process; experts that do not fit into its memory come from the drive. */
+struct cli_model {
+    struct model *model;
+    struct expert_store *store; /* NULL: all experts are in RAM */
+};
+
+/* A build without the network has no expert store either. */
+#ifdef HEARTH_NETWORK
+#define CLI_EXPERT_OPTION_ROWS(type, member) EXPERT_OPTION_ROWS(type, member.experts),
+#else
+#define CLI_EXPERT_OPTION_ROWS(type, member)
+#endif
 
 /* Rows for a member of a command's options struct. */
 #define CLI_MODEL_OPTION_ROWS(type, member)                                                                                                \
@@ -37,12 +54,16 @@ struct cli_model_options {
          0,                                                                                                                                \
          1e15,                                                                                                                             \
          .metavar = "SIZE",                                                                                                                \
-         .help = "memory limit, e.g. 12G; 0: what is free"},                                                                               \
+         .help = "memory limit, e.g. 12G; experts that do not fit stream from the drive; 0: nine tenths of what is free"},                                                                               \
+        CLI_EXPERT_OPTION_ROWS(type, member)                                                                                               \
     {                                                                                                                                      \
         "isa", OPTION_CHOICE, offsetof(type, member.isa), "auto", .choices = "auto|scalar|avx2|avx512", .metavar = "ISA",                  \
                                                                   .help = "instruction set of the kernels; results do not depend on it"    \
     }
 
-enum status cli_open_model(struct model **model, const char *dir, const struct cli_model_options *options, struct error *err);
+/* observer: or NULL. */
+enum status cli_model_open(struct cli_model *model, const char *dir, const struct cli_model_options *options, const struct layer_observer *observer,
+                           struct error *err);
+void cli_model_close(struct cli_model *model);
 
 #endif

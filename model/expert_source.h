@@ -19,7 +19,8 @@ struct expert_request {
     int layer;
     const int *experts; /* [n] ascending ids; must stay valid until all are released */
     const int *rows;    /* [n] how many of the rows chose each */
-    int n, n_rows;
+    int n;
+    int n_rows; /* 0: what is left of a request that was given up for a while, and counted then */
 };
 
 struct expert_source {

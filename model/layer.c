@@ -7,8 +7,7 @@
 #include "model/moe.h"
 #include "model/swiglu.h"
 
-/* Normed rows into work->normed, as activations that the next matrices share. */
-static struct activations norm_rows(const struct layer_context *ctx, struct row **rows, int n_rows, const float *weight)
+struct activations layer_norm_rows(const struct layer_context *ctx, struct row **rows, int n_rows, const float *weight)
 {
     struct workspace *work = ctx->work;
     int hidden = ctx->config->hidden_size;
@@ -17,14 +16,10 @@ static struct activations norm_rows(const struct layer_context *ctx, struct row 
     return activations_of(work->normed, (size_t)hidden, n_rows, hidden, work->normed_q);
 }
 
-static void add_to_residuals(const struct layer_context *ctx, struct row **rows, int n_rows)
+static void add_to_residual(const struct layer_context *ctx, struct row *row, const float *out)
 {
-    int hidden = ctx->config->hidden_size;
-    for (int i = 0; i < n_rows; i++) {
-        const float *out = ctx->work->out + (size_t)i * (size_t)hidden;
-        for (int j = 0; j < hidden; j++)
-            rows[i]->residual[j] += out[j];
-    }
+    for (int j = 0; j < ctx->config->hidden_size; j++)
+        row->residual[j] += out[j];
 }
 
 /* x * 0 is NaN for NaN and infinity and 0 for the rest. */
@@ -36,20 +31,23 @@ static int all_finite(const float *x, int n)
     return sum == 0.0f;
 }
 
-static void leave_layer(const struct layer_context *ctx, int layer, struct row **rows, int n_rows)
+static void leave_layer(const struct layer_context *ctx, int layer, struct row *row)
 {
     const struct layer_observer *observer = ctx->observer;
-    for (int i = 0; i < n_rows; i++) {
-        struct row *row = rows[i];
-        row->next_layer = layer + 1;
-        if (row->only_cache)
-            continue;
-        row->is_finite = all_finite(row->residual, ctx->config->hidden_size);
-        if (observer && observer->on_selection && ctx->config->has_indexer[layer])
-            observer->on_selection(observer->ctx, layer, row);
-        if (observer && observer->on_residual)
-            observer->on_residual(observer->ctx, layer, row);
-    }
+    row->next_layer = layer + 1;
+    if (row->only_cache)
+        return;
+    row->is_finite = all_finite(row->residual, ctx->config->hidden_size);
+    if (observer && observer->on_selection && ctx->config->has_indexer[layer])
+        observer->on_selection(observer->ctx, layer, row);
+    if (observer && observer->on_residual)
+        observer->on_residual(observer->ctx, layer, row);
+}
+
+void layer_leave(const struct layer_context *ctx, int layer, struct row *row, const float *out)
+{
+    add_to_residual(ctx, row, out);
+    leave_layer(ctx, layer, row);
 }
 
 static void check_rows(const struct layer_context *ctx, int layer, struct row **rows, int n_rows)
@@ -64,29 +62,35 @@ static void check_rows(const struct layer_context *ctx, int layer, struct row **
     }
 }
 
-enum status layer_forward(const struct layer_context *ctx, int layer, struct row **rows, int n_rows, struct error *err)
+void layer_attention(const struct layer_context *ctx, int layer, struct row **rows, int n_rows)
 {
     check_rows(ctx, layer, rows, n_rows);
+    struct activations normed = layer_norm_rows(ctx, rows, n_rows, ctx->weights->layers[layer].input_norm);
+    attention_forward(ctx, layer, rows, n_rows, &normed);
+    for (int i = 0; i < n_rows && !rows[0]->only_cache; i++)
+        add_to_residual(ctx, rows[i], ctx->work->out + (size_t)i * (size_t)ctx->config->hidden_size);
+}
+
+enum status layer_forward(const struct layer_context *ctx, int layer, struct row **rows, int n_rows, struct error *err)
+{
     const struct layer_weights *w = &ctx->weights->layers[layer];
     struct workspace *work = ctx->work;
-
-    struct activations normed = norm_rows(ctx, rows, n_rows, w->input_norm);
-    attention_forward(ctx, layer, rows, n_rows, &normed);
+    size_t hidden = (size_t)ctx->config->hidden_size;
+    layer_attention(ctx, layer, rows, n_rows);
     if (rows[0]->only_cache) {
-        leave_layer(ctx, layer, rows, n_rows);
+        for (int i = 0; i < n_rows; i++)
+            leave_layer(ctx, layer, rows[i]);
         return STATUS_OK;
     }
-    add_to_residuals(ctx, rows, n_rows);
-
-    normed = norm_rows(ctx, rows, n_rows, w->post_attention_norm);
+    struct activations normed = layer_norm_rows(ctx, rows, n_rows, w->post_attention_norm);
     if (ctx->config->is_sparse[layer]) {
         enum status status = moe_forward(ctx, layer, rows, n_rows, &normed, err);
         if (status)
             return error_wrap(err, "layer %d", layer);
     } else {
-        swiglu_forward(ctx, &w->mlp.gate, &w->mlp.up, &w->mlp.down, &normed, work->out, (size_t)ctx->config->hidden_size);
+        swiglu_forward(ctx, &w->mlp.gate, &w->mlp.up, &w->mlp.down, &normed, work->out, hidden);
     }
-    add_to_residuals(ctx, rows, n_rows);
-    leave_layer(ctx, layer, rows, n_rows);
+    for (int i = 0; i < n_rows; i++)
+        layer_leave(ctx, layer, rows[i], work->out + (size_t)i * hidden);
     return STATUS_OK;
 }

@@ -5,6 +5,7 @@
 #include "common/error.h"
 #include "kernels/kernels.h"
 #include "model/expert_source.h"
+#include "model/linear.h"
 #include "model/row.h"
 #include "model/weights.h"
 #include "model/workspace.h"
@@ -32,5 +33,14 @@ struct layer_context {
  * rows alone: not on the other rows of the set, threads or instruction set. A row whose residual stops being finite gets is_finite = 0; the
  * others go on. Fails only when experts cannot be had. */
 enum status layer_forward(const struct layer_context *ctx, int layer, struct row **rows, int n_rows, struct error *err);
+
+/* --- its steps, for model/layer_pass.c --- */
+
+/* Attention, added to the residuals. */
+void layer_attention(const struct layer_context *ctx, int layer, struct row **rows, int n_rows);
+/* Normed residuals into work->normed, as activations that the next matrices share. */
+struct activations layer_norm_rows(const struct layer_context *ctx, struct row **rows, int n_rows, const float *weight);
+/* Adds what the MLP gave ([H]) to the residual; the row leaves the layer. */
+void layer_leave(const struct layer_context *ctx, int layer, struct row *row, const float *out);
 
 #endif

@@ -11,6 +11,7 @@
 
 enum {
     ROWS_DEFAULT = 64,
+    BLOCK_ROWS_MAX = 64, /* rows whose scratch is held at once: more share no weight that these do not */
     POSITIONS_DEFAULT = 8192,
     RUNTIME_BYTES = 64 << 20, /* libraries, stacks, tokenizer tables: measured 30 MiB with kindling, doubled */
 };
@@ -25,17 +26,21 @@ static size_t row_bytes(const struct model_config *c)
     return sizeof(struct row) + sizeof(struct row *) + 2 * (size_t)c->hidden_size * sizeof(float) + selection_capacity(c) * sizeof(int);
 }
 
-static enum status check_memory(const struct model *m, const struct model_options *o, int max_rows, struct error *err)
+static int block_rows(const struct model *m)
+{
+    return m->max_rows < BLOCK_ROWS_MAX ? m->max_rows : BLOCK_ROWS_MAX;
+}
+
+void model_budget(const struct model *m, struct budget *budget)
 {
     const struct model_config *c = m->config;
     int layers = config_layers_with_mtp(c);
-    struct budget budget = {.limit = o->memory_limit ? o->memory_limit : memory_available_bytes()};
-    budget_add(&budget, "weights", model_weights_bytes(m->source, 0, layers, EMBEDDING_IN_RAM, 1), NULL);
-    budget_add(&budget, "experts", resident_experts_bytes(m->source, 0, layers), "convert with --precision int4");
-    budget_add(&budget, "position caches", position_cache_block_bytes(c, 0, layers) * (uint64_t)cache_blocks_for(m->max_positions), "lower --context");
-    budget_add(&budget, "scratch", workspace_bytes(c, max_rows, m->max_positions, parallel_threads()) + (uint64_t)max_rows * row_bytes(c), "lower --chunk");
-    budget_add(&budget, "runtime", RUNTIME_BYTES, NULL);
-    return budget_check(&budget, err);
+    budget_add(budget, "weights", model_weights_bytes(m->source, 0, layers, EMBEDDING_IN_RAM, 1), NULL);
+    budget_add(budget, "position caches", position_cache_block_bytes(c, 0, layers) * (uint64_t)cache_blocks_for(m->max_positions), "lower --context");
+    budget_add(budget, "scratch", workspace_bytes(c, block_rows(m), m->max_positions, parallel_threads()), NULL);
+    budget_add(budget, "prefill rows", (uint64_t)m->max_rows * row_bytes(c) + (m->max_rows > BLOCK_ROWS_MAX ? layer_pass_bytes(c, m->max_rows) : 0),
+               "lower --chunk");
+    budget_add(budget, "runtime", RUNTIME_BYTES, NULL);
 }
 
 static void allocate_rows(struct model *m, int max_rows)
@@ -54,38 +59,62 @@ static void allocate_rows(struct model *m, int max_rows)
     }
 }
 
-static enum status load(struct model *m, const struct model_options *o, int max_rows, struct error *err)
+enum status model_load(struct model *m, struct expert_source *experts, struct error *err)
 {
     int layers = config_layers_with_mtp(m->config);
-    enum status status = check_memory(m, o, max_rows, err);
+    enum status status = model_weights_load(&m->weights, m->source, 0, layers, EMBEDDING_IN_RAM, 1, err);
     if (!status)
-        status = model_weights_load(&m->weights, m->source, 0, layers, EMBEDDING_IN_RAM, 1, err);
-    if (!status)
-        status = resident_experts_load(&m->experts, m->source, 0, layers, err);
-    if (!status)
-        status = workspace_init(&m->work, m->config, max_rows, m->max_positions, parallel_threads(), err);
+        status = workspace_init(&m->work, m->config, block_rows(m), m->max_positions, parallel_threads(), err);
+    if (!status && m->max_rows > BLOCK_ROWS_MAX)
+        status = layer_pass_init(&m->pass, m->config, m->max_rows, err);
     if (!status)
         status = position_cache_init(&m->cache, m->config, 0, layers, cache_blocks_for(m->max_positions), err);
     if (status)
         return status;
-    allocate_rows(m, max_rows);
-    m->context = (struct layer_context){m->config, &m->kernels, &m->weights, &m->experts.source, &m->work, o->observer};
+    allocate_rows(m, m->max_rows);
+    m->context = (struct layer_context){m->config, &m->kernels, &m->weights, experts, &m->work, m->options.observer};
     return STATUS_OK;
 }
 
-enum status model_open(struct model **out, const char *dir, const struct model_options *options, struct error *err)
+enum status model_load_resident(struct model *m, struct error *err)
+{
+    enum status status = resident_experts_load(&m->experts, m->source, 0, config_layers_with_mtp(m->config), err);
+    return status ? status : model_load(m, &m->experts.source, err);
+}
+
+enum status model_prepare(struct model **out, const char *dir, const struct model_options *options, struct error *err)
 {
     struct model *m = xcalloc(1, sizeof *m);
     enum status status = kernels_select(&m->kernels, options->isa ? options->isa : "auto", err);
     if (!status)
         status = weights_source_open(&m->source, dir, err);
-    if (!status) {
-        m->config = weights_source_config(m->source);
-        int positions = options->max_positions ? options->max_positions : POSITIONS_DEFAULT;
-        m->max_positions = options->max_positions || positions < m->config->max_positions ? positions : m->config->max_positions;
-        parallel_set_threads(options->n_threads ? options->n_threads : parallel_cores());
-        status = load(m, options, options->max_rows ? options->max_rows : ROWS_DEFAULT, err);
+    if (status) {
+        model_close(&m);
+        return error_wrap(err, "open model %s", dir);
     }
+    m->config = weights_source_config(m->source);
+    m->options = *options;
+    int positions = options->max_positions ? options->max_positions : POSITIONS_DEFAULT;
+    m->max_positions = options->max_positions || positions < m->config->max_positions ? positions : m->config->max_positions;
+    m->max_rows = options->max_rows ? options->max_rows : ROWS_DEFAULT;
+    parallel_set_threads(options->n_threads ? options->n_threads : parallel_cores());
+    *out = m;
+    return STATUS_OK;
+}
+
+enum status model_open(struct model **out, const char *dir, const struct model_options *options, struct error *err)
+{
+    struct model *m = NULL;
+    struct budget budget = {.limit = options->memory_limit ? options->memory_limit : memory_available_bytes()};
+    *out = NULL;
+    enum status status = model_prepare(&m, dir, options, err);
+    if (status)
+        return status;
+    model_budget(m, &budget);
+    budget_add(&budget, "experts", resident_experts_bytes(m->source, 0, config_layers_with_mtp(m->config)), "convert with --precision int4");
+    status = budget_check(&budget, err);
+    if (!status)
+        status = model_load_resident(m, err);
     if (status)
         model_close(&m);
     *out = m;
@@ -100,6 +129,7 @@ void model_close(struct model **model)
     model_weights_release(&m->weights);
     resident_experts_release(&m->experts);
     workspace_release(&m->work);
+    layer_pass_release(&m->pass);
     position_cache_release(&m->cache);
     free(m->rows);
     free(m->row_list);
@@ -129,7 +159,14 @@ static void start_row(struct row *row, struct sequence_state *sequence, int posi
 /* One layer for the set; a row that is not finite any more stops the run. */
 static enum status run_layer(struct model *m, int layer, int n_rows, struct error *err)
 {
-    enum status status = layer_forward(&m->context, layer, m->row_list, n_rows, err);
+    enum status status;
+    int is_done;
+    if (n_rows <= m->work.max_rows) {
+        status = layer_forward(&m->context, layer, m->row_list, n_rows, err);
+    } else {
+        layer_pass_begin(&m->pass, layer, m->row_list, n_rows);
+        status = layer_pass_run(&m->context, &m->pass, 0, &is_done, err);
+    }
     for (int i = 0; i < n_rows && !status; i++)
         if (!m->rows[i].is_finite)
             status = error_set(err, STATUS_CORRUPT, "layer %d, position %d: a value is not finite", layer, m->rows[i].position);
@@ -148,8 +185,11 @@ static void hand_out(struct model *m, const struct piece *piece, int row)
     const float *hidden = m->hidden + (size_t)row * (size_t)c->hidden_size;
     if (piece->input->hidden)
         memcpy(piece->input->hidden + (size_t)piece->first * (size_t)c->hidden_size, hidden, (size_t)piece->n * (size_t)c->hidden_size * sizeof(float));
-    if (piece->input->logits)
-        head_logits(&m->context, hidden, piece->n, piece->input->logits + (size_t)piece->first * (size_t)c->vocab_size);
+    for (int i = 0, n; i < piece->n && piece->input->logits; i += n) {
+        n = piece->n - i < m->work.max_rows ? piece->n - i : m->work.max_rows;
+        head_logits(&m->context, hidden + (size_t)i * (size_t)c->hidden_size, n,
+                    piece->input->logits + (size_t)(piece->first + i) * (size_t)c->vocab_size);
+    }
 }
 
 static enum status run_set(struct model *m, const struct piece *pieces, int n_pieces, int n_rows, struct error *err)
@@ -190,12 +230,12 @@ enum status model_forward(struct model *m, const struct model_input *inputs, int
     enum status status = STATUS_OK;
     for (int i = 0; i < n_inputs && !status; i++)
         for (int first = 0; first < inputs[i].n && !status;) {
-            int n = inputs[i].n - first, room = m->work.max_rows - n_rows;
+            int n = inputs[i].n - first, room = m->max_rows - n_rows;
             n = n < room ? n : room;
             pieces[n_pieces++] = (struct piece){&inputs[i], first, n};
             n_rows += n;
             first += n;
-            if (n_rows == m->work.max_rows || n_pieces == PIECES_MAX) {
+            if (n_rows == m->max_rows || n_pieces == PIECES_MAX) {
                 status = run_set(m, pieces, n_pieces, n_rows, err);
                 n_pieces = n_rows = 0;
             }

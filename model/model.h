@@ -1,9 +1,11 @@
-/* The whole model in one process: every layer, all experts in RAM. What `hearth run` uses, and what every other arrangement must equal byte for byte. */
+/* The whole model in one process: every layer, experts all in RAM or from elsewhere. What `hearth run` uses, and what every other arrangement must equal byte for byte. */
 #ifndef HEARTH_MODEL_MODEL_H
 #define HEARTH_MODEL_MODEL_H
 
+#include "common/budget.h"
 #include "model/head.h"
 #include "model/layer.h"
+#include "model/layer_pass.h"
 #include "model/mtp.h"
 #include "model/resident_experts.h"
 #include "model/weights_source.h"
@@ -11,7 +13,7 @@
 struct model_options {
     const char *isa;          /* "auto", "scalar", "avx2", "avx512" */
     int n_threads;            /* 0: one per core that this process may use */
-    int max_rows;             /* rows that go through a layer together; 0: 64 */
+    int max_rows;             /* rows that go through a layer together, so that an expert is fetched once for all of them; 0: 64 */
     int max_positions;        /* positions of all sequences together; 0: the smaller of 8192 and what the model was made for */
     uint64_t memory_limit;    /* bytes; 0: what is available */
     const struct layer_observer *observer; /* or NULL */
@@ -22,11 +24,14 @@ struct model {
     const struct model_config *config;
     struct kernels kernels;
     struct model_weights weights;
-    struct resident_experts experts;
+    struct resident_experts experts; /* empty when somebody else brought them */
     struct workspace work;
+    struct layer_pass pass; /* for sets of more rows than the scratch takes at once */
     struct position_cache cache;
     struct layer_context context; /* points at the above */
+    struct model_options options;
     int max_positions;
+    int max_rows; /* of a set */
     /* rows of the set that is under way */
     struct row *rows;     /* [max_rows] */
     struct row **row_list;
@@ -38,6 +43,13 @@ struct model {
 /* Opens a pack or vendor folder, sums the memory and refuses before allocating, loads and verifies everything. */
 enum status model_open(struct model **model, const char *dir, const struct model_options *options, struct error *err);
 void model_close(struct model **model);
+
+/* The same in steps, for those who bring their own experts (node/expert_store.h): model_prepare opens the folder, chooses kernels and sizes and allocates nothing
+ * large; model_budget adds accounts of all that model_load will allocate; experts, borrowed until model_close, must have every sparse layer. */
+enum status model_prepare(struct model **model, const char *dir, const struct model_options *options, struct error *err);
+void model_budget(const struct model *model, struct budget *budget);
+enum status model_load(struct model *model, struct expert_source *experts, struct error *err);
+enum status model_load_resident(struct model *model, struct error *err); /* with all experts in RAM */
 
 /* Sequences of this model; `positions` is what it may grow to. */
 enum status model_sequence_init(struct model *model, struct sequence_state *sequence, int positions, struct error *err);

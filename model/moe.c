@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "common/check.h"
+#include "common/clock.h"
 #include "kernels/float_math.h"
 #include "model/swiglu.h"
 
@@ -59,9 +60,10 @@ static void sort_ascending(int *ids, int n)
         }
 }
 
-void moe_choose(const struct model_config *c, const float *logits, const float *bias, int *ids, float *weights)
+/* The experts that a row prefers, best first, and their unbiased scores. */
+static void rank_experts(const struct model_config *c, const float *logits, const float *bias, float *score, int *ids)
 {
-    float score[EXPERTS_MAX], biased[EXPERTS_MAX];
+    float biased[EXPERTS_MAX];
     for (int e = 0; e < c->n_experts; e++) {
         score[e] = f32_sigmoid(logits[e]);
         biased[e] = score[e] + bias[e];
@@ -69,6 +71,12 @@ void moe_choose(const struct model_config *c, const float *logits, const float *
     if (c->n_group > 1)
         mask_groups(c, biased);
     top_k(biased, c->n_experts, c->top_k, ids);
+}
+
+void moe_choose(const struct model_config *c, const float *logits, const float *bias, int *ids, float *weights)
+{
+    float score[EXPERTS_MAX];
+    rank_experts(c, logits, bias, score, ids);
     sort_ascending(ids, c->top_k);
     float sum = 0; /* of the unbiased scores, ascending id */
     for (int i = 0; i < c->top_k; i++)
@@ -77,20 +85,19 @@ void moe_choose(const struct model_config *c, const float *logits, const float *
         weights[i] = (c->norm_topk_prob ? score[ids[i]] / (sum + 1e-20f) : score[ids[i]]) * c->routed_scaling_factor;
 }
 
-/* Groups the choices by expert: expert_list (ascending, n returned) with expert_uses, expert_first, expert_rows; expert_place is the way back. */
-static int group_by_expert(const struct layer_context *ctx, int n_rows)
+/* Groups the choices of n_rows rows by expert. Returns how many experts are in list. */
+static int group_by_expert(const struct model_config *c, struct routing *r, int n_rows)
 {
-    struct workspace *work = ctx->work;
-    int k = ctx->config->top_k, n_experts = ctx->config->n_experts, n_list = 0, total = 0;
-    int *count = work->expert_first; /* first counts, then turned into starts */
+    int k = c->top_k, n_experts = c->n_experts, n_list = 0, total = 0;
+    int *count = r->first; /* first counts, then turned into starts */
     memset(count, 0, (size_t)(n_experts + 1) * sizeof *count);
     for (int i = 0; i < n_rows * k; i++)
-        count[work->chosen[i]]++;
+        count[r->chosen[i]]++;
     for (int e = 0; e <= n_experts; e++) {
         int own = count[e];
         if (e < n_experts && own) {
-            work->expert_uses[n_list] = own;
-            work->expert_list[n_list++] = e;
+            r->uses[n_list] = own;
+            r->list[n_list++] = e;
         }
         count[e] = total;
         total += own;
@@ -98,37 +105,32 @@ static int group_by_expert(const struct layer_context *ctx, int n_rows)
     int next[EXPERTS_MAX];
     memcpy(next, count, (size_t)n_experts * sizeof *next);
     for (int i = 0; i < n_rows * k; i++) {
-        int at = next[work->chosen[i]]++;
-        work->expert_rows[at] = i / k;
-        work->expert_place[i] = at;
+        int at = next[r->chosen[i]]++;
+        r->expert_rows[at] = i / k;
+        r->place[i] = at;
     }
+    memset(r->landed, 0, (size_t)n_experts);
     return n_list;
 }
 
-/* One expert for every row that chose it; out [its rows][H]. */
-static void expert_ffn(const struct layer_context *ctx, int expert, const struct expert_view *view, int n_rows, struct activations *normed, float *out)
+/* One expert for some of the rows that chose it: rows [n] are row numbers, at most work->max_rows; out [n][H]. */
+static void expert_ffn(const struct layer_context *ctx, const struct expert_view *view, struct activations *normed, const int *rows, int n, float *out)
 {
     struct workspace *work = ctx->work;
-    CHECK(view->place == EXPERT_IN_RAM);
-    int first = work->expert_first[expert], n = work->expert_first[expert + 1] - first;
+    CHECK(view->place == EXPERT_IN_RAM && n <= work->max_rows);
     struct activations some, *x = normed;
-    if (n < n_rows) {
-        activations_gather(&some, work->gathered, work->gathered_q, normed, work->expert_rows + first, n, view->gate.format, ctx->kernels);
+    if (n < normed->n) {
+        activations_gather(&some, work->gathered, work->gathered_q, normed, rows, n, view->gate.format, ctx->kernels);
         x = &some;
     }
     swiglu_forward(ctx, &view->gate, &view->up, &view->down, x, out, (size_t)ctx->config->hidden_size);
-}
-
-static void release_from(const struct layer_context *ctx, int layer, const int *list, int begin, int end)
-{
-    for (int i = begin; i < end; i++)
-        ctx->experts->release(ctx->experts, layer, list[i]);
 }
 
 /* Few rows (decode): experts are computed as they arrive, each output is kept, and every row adds its own in ascending id at the end. */
 static enum status run_buffered(const struct layer_context *ctx, int layer, int n_list, int n_rows, struct activations *normed, struct error *err)
 {
     struct workspace *work = ctx->work;
+    struct routing *r = &work->routing;
     const struct model_config *c = ctx->config;
     size_t hidden = (size_t)c->hidden_size;
     for (int done = 0; done < n_list; done++) {
@@ -137,96 +139,189 @@ static enum status run_buffered(const struct layer_context *ctx, int layer, int 
         enum status status = ctx->experts->wait_any(ctx->experts, layer, &expert, &view, err);
         if (status) {
             for (int i = 0; i < n_list; i++)
-                if (!work->expert_landed[work->expert_list[i]])
-                    ctx->experts->release(ctx->experts, layer, work->expert_list[i]);
+                if (!r->landed[r->list[i]])
+                    ctx->experts->release(ctx->experts, layer, r->list[i]);
             return status;
         }
-        expert_ffn(ctx, expert, &view, n_rows, normed, work->expert_out + (size_t)work->expert_first[expert] * hidden);
-        work->expert_landed[expert] = 1;
+        int first = r->first[expert];
+        expert_ffn(ctx, &view, normed, r->expert_rows + first, r->first[expert + 1] - first, work->expert_out + (size_t)first * hidden);
+        r->landed[expert] = 1;
         ctx->experts->release(ctx->experts, layer, expert);
     }
     for (int i = 0; i < n_rows; i++) {
         float *out = work->out + (size_t)i * hidden;
         memset(out, 0, hidden * sizeof(float));
         for (int j = i * c->top_k; j < (i + 1) * c->top_k; j++)
-            ctx->kernels->axpy(out, work->chosen_weight[j], work->expert_out + (size_t)work->expert_place[j] * hidden, c->hidden_size);
+            ctx->kernels->axpy(out, r->weight[j], work->expert_out + (size_t)r->place[j] * hidden, c->hidden_size);
     }
     return STATUS_OK;
 }
 
-/* Adds one expert's outputs, work->expert_out [its rows][H], to the partial sums of its rows. */
-static void add_expert(const struct layer_context *ctx, int expert)
+/* ---- many rows, expert by expert ---- */
+
+void moe_set_begin(const struct layer_context *ctx, struct moe_set *set)
 {
-    struct workspace *work = ctx->work;
+    set->n_list = group_by_expert(ctx->config, set->routing, set->n_rows);
+    set->next = set->is_requested = set->was_requested = 0;
+    memset(set->out, 0, (size_t)set->n_rows * (size_t)ctx->config->hidden_size * sizeof(float));
+}
+
+void moe_set_give_up(const struct layer_context *ctx, struct moe_set *set)
+{
+    for (int i = set->next; i < set->n_list && set->is_requested; i++) {
+        ctx->experts->release(ctx->experts, set->layer, set->routing->list[i]);
+        set->routing->landed[set->routing->list[i]] = 0;
+    }
+    set->is_requested = 0;
+}
+
+/* An expert for all of its rows, added to their partial sums; more rows than fit in the scratch go in pieces. */
+static void add_expert(const struct layer_context *ctx, struct moe_set *set, int expert)
+{
+    const struct routing *r = set->routing;
     const struct model_config *c = ctx->config;
     size_t hidden = (size_t)c->hidden_size;
-    int first = work->expert_first[expert];
-    for (int i = first; i < work->expert_first[expert + 1]; i++) {
-        int row = work->expert_rows[i], j = row * c->top_k;
-        while (work->chosen[j] != expert)
-            j++;
-        ctx->kernels->axpy(work->out + (size_t)row * hidden, work->chosen_weight[j], work->expert_out + (size_t)(i - first) * hidden, c->hidden_size);
+    for (int at = r->first[expert], n; at < r->first[expert + 1]; at += n) {
+        n = r->first[expert + 1] - at;
+        n = n < ctx->work->max_rows ? n : ctx->work->max_rows;
+        expert_ffn(ctx, &r->views[expert], &set->normed, r->expert_rows + at, n, ctx->work->expert_out);
+        for (int i = 0; i < n; i++) {
+            int row = r->expert_rows[at + i], j = row * c->top_k;
+            while (r->chosen[j] != expert)
+                j++;
+            ctx->kernels->axpy(set->out + (size_t)row * hidden, r->weight[j], ctx->work->expert_out + (size_t)i * hidden, c->hidden_size);
+        }
     }
 }
 
-/* Many rows (prefill): experts in ascending id, one partial sum a row. Waits for the next expert in order; what lands early is kept. */
-static enum status run_in_order(const struct layer_context *ctx, int layer, int n_list, int n_rows, struct activations *normed, struct error *err)
+static enum status wait_for(const struct layer_context *ctx, struct moe_set *set, int expert, struct error *err)
 {
-    struct workspace *work = ctx->work;
-    memset(work->out, 0, (size_t)n_rows * (size_t)ctx->config->hidden_size * sizeof(float));
-    for (int i = 0; i < n_list; i++) {
-        int expert = work->expert_list[i];
-        while (!work->expert_landed[expert]) {
-            int landed;
-            struct expert_view view;
-            enum status status = ctx->experts->wait_any(ctx->experts, layer, &landed, &view, err);
-            if (status) {
-                release_from(ctx, layer, work->expert_list, i, n_list);
-                return status;
-            }
-            work->expert_views[landed] = view;
-            work->expert_landed[landed] = 1;
-        }
-        expert_ffn(ctx, expert, &work->expert_views[expert], n_rows, normed, work->expert_out);
-        add_expert(ctx, expert);
-        ctx->experts->release(ctx->experts, layer, expert);
+    while (!set->routing->landed[expert]) {
+        int landed;
+        struct expert_view view;
+        enum status status = ctx->experts->wait_any(ctx->experts, set->layer, &landed, &view, err);
+        if (status)
+            return status;
+        set->routing->views[landed] = view;
+        set->routing->landed[landed] = 1;
     }
     return STATUS_OK;
 }
 
-static void route(const struct layer_context *ctx, int layer, struct row **rows, int n_rows, struct activations *normed)
+enum status moe_set_run(const struct layer_context *ctx, struct moe_set *set, uint64_t until_ns, struct error *err)
 {
-    struct workspace *work = ctx->work;
+    struct routing *r = set->routing;
+    enum status status = STATUS_OK;
+    while (set->next < set->n_list && !status) {
+        if (!set->is_requested) {
+            struct expert_request rest = {set->layer, r->list + set->next, r->uses + set->next, set->n_list - set->next,
+                                          set->was_requested ? 0 : set->n_rows};
+            status = ctx->experts->request(ctx->experts, &rest, err);
+            if (status)
+                return status;
+            set->is_requested = set->was_requested = 1;
+        }
+        int expert = r->list[set->next];
+        status = wait_for(ctx, set, expert, err);
+        if (status)
+            break;
+        add_expert(ctx, set, expert);
+        ctx->experts->release(ctx->experts, set->layer, expert);
+        set->next++;
+        if (until_ns && set->next < set->n_list && clock_now_ns(clock_monotonic()) >= until_ns)
+            break;
+    }
+    if (set->next < set->n_list)
+        moe_set_give_up(ctx, set);
+    return status;
+}
+
+void moe_route(const struct layer_context *ctx, int layer, struct row **rows, int n_rows, struct activations *normed, struct routing *r, int first)
+{
     const struct model_config *c = ctx->config;
     const struct layer_weights *w = &ctx->weights->layers[layer];
-    linear_run(ctx->kernels, &(struct linear){&w->router, normed, work->router_logits, (size_t)c->n_experts}, 1);
+    float *logits = r->logits + (size_t)first * (size_t)c->n_experts;
+    linear_run(ctx->kernels, &(struct linear){&w->router, normed, logits, (size_t)c->n_experts}, 1);
     for (int i = 0; i < n_rows; i++) {
-        int *ids = work->chosen + i * c->top_k;
-        float *weights = work->chosen_weight + i * c->top_k;
-        moe_choose(c, work->router_logits + (size_t)i * (size_t)c->n_experts, w->router_bias, ids, weights);
+        int *ids = r->chosen + (first + i) * c->top_k;
+        float *weights = r->weight + (first + i) * c->top_k;
+        moe_choose(c, logits + (size_t)i * (size_t)c->n_experts, w->router_bias, ids, weights);
         if (ctx->observer && ctx->observer->on_routing)
             ctx->observer->on_routing(ctx->observer->ctx, layer, rows[i], ids, weights, c->top_k);
     }
 }
 
-enum status moe_forward(const struct layer_context *ctx, int layer, struct row **rows, int n_rows, struct activations *normed, struct error *err)
+void moe_shared(const struct layer_context *ctx, int layer, struct activations *normed, float *out)
+{
+    const struct mlp_weights *shared = &ctx->weights->layers[layer].mlp;
+    if (ctx->config->n_shared_experts)
+        swiglu_forward(ctx, &shared->gate, &shared->up, &shared->down, normed, out, (size_t)ctx->config->hidden_size);
+}
+
+/* What the experts added up to, plus the shared expert's. */
+void moe_add_shared(const struct layer_context *ctx, int n_rows, float *out, const float *shared)
+{
+    for (size_t i = 0; i < (size_t)n_rows * (size_t)ctx->config->hidden_size && ctx->config->n_shared_experts; i++)
+        out[i] += shared[i];
+}
+
+/* Tells the source which experts the next layer will probably want: what its router says of the residual as it is now, before this layer's experts and the
+ * next attention have changed it (docs/PERFORMANCE.md, "Prefetch"). Changes no result. */
+static void hint_next_layer(const struct layer_context *ctx, int layer, struct row **rows, int n_rows)
 {
     struct workspace *work = ctx->work;
     const struct model_config *c = ctx->config;
-    const struct mlp_weights *shared = &ctx->weights->layers[layer].mlp;
-    route(ctx, layer, rows, n_rows, normed);
-    int n_list = group_by_expert(ctx, n_rows);
-    memset(work->expert_landed, 0, (size_t)c->n_experts);
-    struct expert_request request = {layer, work->expert_list, work->expert_uses, n_list, n_rows};
+    int next = layer + 1, ranked[BUFFERED_ROWS_MAX * EXPERTS_MAX], list[EXPERTS_MAX], n = 0;
+    if (!ctx->experts->wants_hints || n_rows > BUFFERED_ROWS_MAX || next >= ctx->weights->layer_end || next >= c->n_layers || !c->is_sparse[next])
+        return;
+    const struct layer_weights *w = &ctx->weights->layers[next];
+    for (int i = 0; i < n_rows; i++)
+        ctx->kernels->rms_norm(work->gathered + (size_t)i * (size_t)c->hidden_size, rows[i]->residual, w->post_attention_norm, c->hidden_size, c->rms_norm_eps);
+    struct activations normed = activations_of(work->gathered, (size_t)c->hidden_size, n_rows, c->hidden_size, work->gathered_q);
+    linear_run(ctx->kernels, &(struct linear){&w->router, &normed, work->routing.logits, (size_t)c->n_experts}, 1);
+    for (int i = 0; i < n_rows; i++) {
+        float score[EXPERTS_MAX];
+        rank_experts(c, work->routing.logits + (size_t)i * (size_t)c->n_experts, w->router_bias, score, ranked + i * c->top_k);
+    }
+    unsigned char is_listed[EXPERTS_MAX] = {0};
+    for (int rank = 0; rank < c->top_k; rank++)
+        for (int i = 0; i < n_rows; i++) {
+            int expert = ranked[i * c->top_k + rank];
+            if (!is_listed[expert])
+                list[n++] = expert;
+            is_listed[expert] = 1;
+        }
+    ctx->experts->expect(ctx->experts, next, list, n);
+}
+
+static enum status forward_few(const struct layer_context *ctx, int layer, struct row **rows, int n_rows, struct activations *normed, struct error *err)
+{
+    struct routing *r = &ctx->work->routing;
+    int n_list = group_by_expert(ctx->config, r, n_rows);
+    struct expert_request request = {layer, r->list, r->uses, n_list, n_rows};
     enum status status = ctx->experts->request(ctx->experts, &request, err);
     if (status)
         return status;
-    if (c->n_shared_experts) /* while the reads fly */
-        swiglu_forward(ctx, &shared->gate, &shared->up, &shared->down, normed, work->shared_out, (size_t)c->hidden_size);
-    status = (n_rows <= BUFFERED_ROWS_MAX ? run_buffered : run_in_order)(ctx, layer, n_list, n_rows, normed, err);
-    if (status)
-        return status;
-    for (size_t i = 0; i < (size_t)n_rows * (size_t)c->hidden_size && c->n_shared_experts; i++)
-        work->out[i] += work->shared_out[i];
-    return STATUS_OK;
+    hint_next_layer(ctx, layer, rows, n_rows);
+    moe_shared(ctx, layer, normed, ctx->work->shared_out); /* while the reads fly */
+    return run_buffered(ctx, layer, n_list, n_rows, normed, err);
+}
+
+static enum status forward_many(const struct layer_context *ctx, int layer, int n_rows, struct activations *normed, struct error *err)
+{
+    struct moe_set set = {.layer = layer, .n_rows = n_rows, .normed = *normed, .routing = &ctx->work->routing, .out = ctx->work->out};
+    moe_set_begin(ctx, &set);
+    enum status status = moe_set_run(ctx, &set, 0, err);
+    if (!status)
+        moe_shared(ctx, layer, &set.normed, ctx->work->shared_out);
+    return status;
+}
+
+enum status moe_forward(const struct layer_context *ctx, int layer, struct row **rows, int n_rows, struct activations *normed, struct error *err)
+{
+    moe_route(ctx, layer, rows, n_rows, normed, &ctx->work->routing, 0);
+    enum status status = n_rows <= BUFFERED_ROWS_MAX ? forward_few(ctx, layer, rows, n_rows, normed, err) : forward_many(ctx, layer, n_rows, normed, err);
+    if (!status)
+        moe_add_shared(ctx, n_rows, ctx->work->out, ctx->work->shared_out);
+    return status;
 }

@@ -77,15 +77,6 @@ const struct pack_part *pack_find(const struct pack *pack, enum part_kind kind, 
     return NULL;
 }
 
-void pack_record_place(const struct pack *pack, const struct pack_part *part, int expert, struct pack_record *out)
-{
-    CHECK(part->layout.kind == PART_EXPERTS && expert >= 0 && expert < part->layout.n_records);
-    out->path = xasprintf("%s/%s", pack->dir, part->file);
-    out->offset = PACK_HEADER_BYTES + (uint64_t)expert * part->layout.record_bytes;
-    out->bytes = part->layout.record_bytes;
-    out->checksum = part->checksums[expert];
-}
-
 /* --- headers --- */
 
 static void put_le(uint8_t *at, uint64_t value, int n)
@@ -136,25 +127,29 @@ static enum status check_header(const struct pack_part *part, const uint8_t *hea
     return STATUS_OK;
 }
 
-/* Opens a part's file and checks size and header. */
-static enum status open_part(const struct pack *pack, const struct pack_part *part, char **path, int *fd, struct error *err)
+enum status pack_part_open(const struct pack_part *part, const char *path, int *fd, struct error *err)
 {
     struct stat st;
     uint8_t header[PACK_HEADER_BYTES];
-    *path = xasprintf("%s/%s", pack->dir, part->file);
-    enum status status = file_open_regular(fd, *path, 0, &st, err);
+    enum status status = file_open_regular(fd, path, 0, &st, err);
     if (!status && (uint64_t)st.st_size != part->file_bytes)
-        status = error_set(err, STATUS_CORRUPT, "%s: %llu bytes, expected %llu", *path, (unsigned long long)st.st_size,
+        status = error_set(err, STATUS_CORRUPT, "%s: %llu bytes, expected %llu", path, (unsigned long long)st.st_size,
                            (unsigned long long)part->file_bytes);
     if (!status)
-        status = file_read_at(*fd, header, sizeof header, 0, *path, err);
+        status = file_read_at(*fd, header, sizeof header, 0, path, err);
     if (!status)
-        status = check_header(part, header, *path, err);
+        status = check_header(part, header, path, err);
     if (status && *fd >= 0) {
         close(*fd);
         *fd = -1;
     }
     return status;
+}
+
+static enum status open_part(const struct pack *pack, const struct pack_part *part, char **path, int *fd, struct error *err)
+{
+    *path = xasprintf("%s/%s", pack->dir, part->file);
+    return pack_part_open(part, *path, fd, err);
 }
 
 /* --- reading --- */

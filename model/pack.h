@@ -58,12 +58,9 @@ int pack_part_n_checksums(const struct pack_part *part);
  * in a few MB. Fails naming file and tensor or record. */
 enum status pack_read_part(const struct pack *pack, const struct pack_part *part, uint8_t *image, struct error *err);
 
-/* Where the record of an expert lies, for those who read it themselves: offset and bytes are multiples of 4096. path is malloc'ed. */
-struct pack_record {
-    char *path;
-    uint64_t offset, bytes, checksum; /* XXH3-64 of the whole record */
-};
-void pack_record_place(const struct pack *pack, const struct pack_part *part, int expert, struct pack_record *out);
+/* Opens a file that is to hold this part, wherever it lies, and checks size and header: for those who read expert records themselves. A record stands at
+ * PACK_HEADER_BYTES + expert * layout.record_bytes and its checksum is the XXH3-64 of all its bytes. *fd is the caller's; -1 on failure. */
+enum status pack_part_open(const struct pack_part *part, const char *path, int *fd, struct error *err);
 
 /* --- for the converter --- */
 

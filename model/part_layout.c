@@ -100,8 +100,7 @@ static struct matrix view(const struct tensor_place *t, const uint8_t *base)
                            .factor = 1.0f};
 }
 
-static enum status view_record(const struct part_layout *layout, const uint8_t *record, int expert, struct expert_view *out,
-                               struct error *err)
+enum status part_layout_record_view(const struct part_layout *layout, const uint8_t *record, int expert, struct expert_view *out, struct error *err)
 {
     struct matrix *matrices[3] = {&out->gate, &out->up, &out->down};
     out->place = EXPERT_IN_RAM;
@@ -128,7 +127,7 @@ enum status part_layout_views(const struct part_layout *layout, struct weights_p
         part->n_experts = layout->n_records;
         part->experts = xcalloc((size_t)layout->n_records, sizeof *part->experts);
         for (int i = 0; i < layout->n_records; i++) {
-            enum status status = view_record(layout, part->bytes + (uint64_t)i * layout->record_bytes, i, &part->experts[i], err);
+            enum status status = part_layout_record_view(layout, part->bytes + (uint64_t)i * layout->record_bytes, i, &part->experts[i], err);
             if (status)
                 return status;
         }

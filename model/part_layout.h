@@ -42,6 +42,9 @@ enum status part_layout_init(struct part_layout *layout, const struct model_conf
 /* Fills names and matrices of a part whose bytes are complete; allocates experts. Fails when an exponent in a record is out of range. */
 enum status part_layout_views(const struct part_layout *layout, struct weights_part *part, struct error *err);
 
+/* The matrices of one complete expert record. Fails when an exponent in it is out of range. */
+enum status part_layout_record_view(const struct part_layout *layout, const uint8_t *record, int expert, struct expert_view *out, struct error *err);
+
 /* Checks that the layer has such a part. */
 int config_has_part(const struct model_config *config, enum part_kind part, int layer);
 

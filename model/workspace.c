@@ -62,18 +62,29 @@ static void lay_out_attention(struct workspace *w, struct bump *b, const struct 
     }
 }
 
+size_t routing_place(struct routing *r, const struct model_config *c, int max_rows, void *base)
+{
+    struct bump b = {base, 0};
+    size_t n = (size_t)max_rows, k = (size_t)c->top_k, experts = (size_t)c->n_experts;
+    r->logits = take(&b, n * experts, sizeof(float));
+    r->chosen = take(&b, n * k, sizeof(int));
+    r->weight = take(&b, n * k, sizeof(float));
+    r->expert_rows = take(&b, n * k, sizeof(int));
+    r->place = take(&b, n * k, sizeof(int));
+    r->first = take(&b, experts + 1, sizeof(int));
+    r->list = take(&b, experts, sizeof(int));
+    r->uses = take(&b, experts, sizeof(int));
+    r->views = take(&b, experts, sizeof(struct expert_view));
+    r->landed = take(&b, experts, 1);
+    return b.used;
+}
+
 static void lay_out_mlp(struct workspace *w, struct bump *b, const struct model_config *c)
 {
-    size_t n = (size_t)w->max_rows, hidden = (size_t)c->hidden_size, k = (size_t)c->top_k, experts = (size_t)c->n_experts, f = sizeof(float);
+    size_t n = (size_t)w->max_rows, hidden = (size_t)c->hidden_size, k = (size_t)c->top_k, f = sizeof(float);
     int width = widest_mlp(c);
-    w->router_logits = take(b, n * experts, f);
-    w->chosen = take(b, n * k, sizeof(int));
-    w->chosen_weight = take(b, n * k, f);
-    w->expert_rows = take(b, n * k, sizeof(int));
-    w->expert_place = take(b, n * k, sizeof(int));
-    w->expert_first = take(b, experts + 1, sizeof(int));
-    w->expert_list = take(b, experts, sizeof(int));
-    w->expert_uses = take(b, experts, sizeof(int));
+    void *base = take(b, routing_place(&w->routing, c, w->max_rows, NULL), 1);
+    routing_place(&w->routing, c, w->max_rows, base);
     w->gathered = take(b, n * hidden, f);
     w->gathered_q = take_quantized(b, w->max_rows, c->hidden_size);
     w->gate = take(b, n * (size_t)width, f);
@@ -81,8 +92,6 @@ static void lay_out_mlp(struct workspace *w, struct bump *b, const struct model_
     w->gate_q = take_quantized(b, w->max_rows, width);
     size_t buffered = BUFFERED_ROWS_MAX * k;
     w->expert_out = take(b, (n > buffered ? n : buffered) * hidden, f);
-    w->expert_views = take(b, experts, sizeof(struct expert_view));
-    w->expert_landed = take(b, experts, 1);
 }
 
 static size_t lay_out(struct workspace *w, const struct model_config *c, char *base)

@@ -17,6 +17,19 @@ struct thread_scratch {
     void *head_q;          /* quantized rows of one head: [max_rows][max(nope, kv_lora)] */
 };
 
+/* Which experts the rows of a set chose, and the way from an expert to its rows. */
+struct routing {
+    float *logits;        /* [rows][experts] */
+    int *chosen;          /* [rows][top_k] ascending ids */
+    float *weight;        /* [rows][top_k] */
+    int *expert_rows;     /* [rows * top_k] row numbers, grouped by expert */
+    int *place;           /* [rows * top_k] where in expert_rows the row's choice stands */
+    int *first;           /* [experts + 1] where an expert's rows begin in expert_rows */
+    int *list, *uses;     /* [experts] chosen by any row, ascending; how many rows chose each */
+    struct expert_view *views; /* [experts] of those that have come */
+    unsigned char *landed;     /* [experts] */
+};
+
 struct workspace {
     void *memory;
     int max_rows, max_positions, n_threads;
@@ -40,21 +53,12 @@ struct workspace {
     float *index_weight; /* [rows][index_heads] */
     float *index_scores; /* [positions] of one row */
 
-    float *router_logits; /* [rows][experts] */
-    int *chosen;          /* [rows][top_k] ascending ids */
-    float *chosen_weight; /* [rows][top_k] */
-    int *expert_rows;     /* [rows * top_k] row numbers, grouped by expert */
-    int *expert_place;    /* [rows * top_k] where in expert_rows the row's choice stands */
-    int *expert_first;    /* [experts + 1] */
-    int *expert_list;     /* [experts] chosen by any row, ascending */
-    int *expert_uses;     /* [experts] rows that chose each of them */
+    struct routing routing;
     float *gathered;      /* [rows][H] */
     void *gathered_q;
     float *gate, *up;     /* [rows][widest MLP] */
     void *gate_q;
     float *expert_out;    /* [rows][H], or [BUFFERED_ROWS_MAX * top_k][H] */
-    struct expert_view *expert_views; /* [experts] */
-    unsigned char *expert_landed;     /* [experts] */
 
     float *head_rows; /* [rows][H] normed rows for the head */
     void *head_q;
@@ -63,6 +67,9 @@ struct workspace {
 
     struct thread_scratch threads[THREAD_SCRATCH_MAX];
 };
+
+/* Lays out the arrays for a set of max_rows rows at base (64-byte aligned), or, with base NULL, only counts. Returns the bytes. */
+size_t routing_place(struct routing *routing, const struct model_config *config, int max_rows, void *base);
 
 /* Bytes that workspace_init will allocate. */
 size_t workspace_bytes(const struct model_config *config, int max_rows, int max_positions, int n_threads);

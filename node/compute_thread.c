@@ -105,22 +105,26 @@ static enum status check_range(const struct compute_thread *c, int begin, int en
     return stage_range_check(weights_source_config(c->source), begin, end, err);
 }
 
-/* Summed and refused before anything is allocated; weights that are there already are not counted against what is free. */
-static enum status check_memory(struct compute_thread *c, int begin, int end, const struct stage_forward_sizes *sizes, int has_weights,
-                                struct error *err)
+/* Summed and refused before anything is allocated. Weights that are there already keep their plan; only what is new must fit beside them. */
+static enum status plan_memory(struct compute_thread *c, int begin, int end, const struct stage_forward_sizes *sizes, int has_weights, struct memory_plan *plan,
+                               struct error *err)
 {
-    struct budget budget = {.limit = c->options->memory ? (uint64_t)c->options->memory : memory_available_bytes()};
-    if (!has_weights || c->options->memory) {
-        budget_add(&budget, "weights", stage_weights_dense_bytes(c->source, begin, end), NULL);
-        budget_add(&budget, "experts", stage_weights_expert_bytes(c->source, begin, end), "give this node fewer layers");
-    }
+    struct budget budget = {0};
+    enum status status = memory_plan_limit((uint64_t)c->options->memory, &budget.limit, err);
+    if (status)
+        return status;
+    budget_add(&budget, "weights", stage_weights_dense_bytes(c->source, begin, end), "give this node fewer layers");
     stage_forward_budget(&budget, c->source, begin, end, sizes);
     budget_add(&budget, "runtime", RUNTIME_BYTES, NULL);
-    char bytes[32], limit[32];
-    for (int i = 0; i < budget.n_accounts; i++)
-        log_line(LOG_INFO, "memory: %s %s", budget.accounts[i].name, bytes_text(budget.accounts[i].bytes, bytes));
-    log_line(LOG_INFO, "memory: %s in all, the limit is %s", bytes_text(budget_sum(&budget), bytes), bytes_text(budget.limit, limit));
-    return budget_check(&budget, err);
+    if (has_weights && c->weights.store) { /* the slots stay as many as they are */
+        struct expert_stats stats;
+        expert_store_stats(c->weights.store, &stats, NULL);
+        budget_add(&budget, "expert slots", stats.slots * stats.slot_bytes, "raise --memory, or restart the node");
+        return budget_check(&budget, err);
+    }
+    status = stage_weights_plan(plan, &budget, c->source, begin, end, &c->options->experts, err);
+    memory_plan_log(plan, &budget);
+    return status;
 }
 
 /* Weights and caches for the range; weights of the same range are kept. */
@@ -129,11 +133,12 @@ static enum status prepare_engine(struct compute_thread *c, const Hearth__Assign
     int begin = (int)a->layer_begin, end = (int)a->layer_end;
     struct stage_forward_sizes sizes = {(int)a->max_positions, (int)a->max_sequences, (int)a->max_rows_in_flight, UNIT_ROWS_MAX};
     int has_weights = c->weights.source && c->weights.layer_begin == begin && c->weights.layer_end == end;
+    struct memory_plan plan = {0};
     if (c->weights.source && !has_weights)
         stage_weights_release(&c->weights);
-    enum status status = check_memory(c, begin, end, &sizes, has_weights, err);
+    enum status status = plan_memory(c, begin, end, &sizes, has_weights, &plan, err);
     if (!status && !has_weights)
-        status = stage_weights_load(&c->weights, c->source, begin, end, err);
+        status = stage_weights_load(&c->weights, c->source, begin, end, &plan, &c->options->experts, err);
     return status ? status : stage_forward_new(&c->forward, &c->weights, &c->kernels, &sizes, err);
 }
 
@@ -219,6 +224,8 @@ static void *run(void *argument)
             run_unit(c, &out);
             continue;
         }
+        if (c->weights.store)
+            expert_store_idle(c->weights.store);
         struct pollfd fd = {c->in.event_fd, POLLIN, 0};
         poll(&fd, 1, IDLE_MS);
     }

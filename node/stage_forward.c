@@ -306,7 +306,7 @@ enum status stage_forward_new(struct stage_forward **out, struct stage_weights *
     if (!status)
         status = position_cache_init(&f->cache, w->config, w->layer_begin, w->layers_end, cache_blocks_for(sizes->max_positions), err);
     if (!status) {
-        f->context = (struct layer_context){w->config, kernels, &w->weights, &w->experts.source, &f->work, NULL};
+        f->context = (struct layer_context){w->config, kernels, &w->weights, stage_weights_experts(w), &f->work, NULL};
         if (w->is_tail)
             allocate_tail(f);
     } else {

@@ -45,21 +45,36 @@ uint64_t stage_weights_dense_bytes(struct weights_source *source, int layer_begi
     return model_weights_bytes(source, layer_begin, w.layers_end, embedding_use(&w), w.is_tail);
 }
 
-uint64_t stage_weights_expert_bytes(struct weights_source *source, int layer_begin, int layer_end)
+enum status stage_weights_plan(struct memory_plan *plan, struct budget *budget, struct weights_source *source, int layer_begin, int layer_end,
+                               const struct expert_options *options, struct error *err)
 {
     struct stage_weights w;
     describe(&w, source, layer_begin, layer_end);
-    return resident_experts_bytes(source, layer_begin, w.layers_end);
+    return memory_plan_experts(plan, budget, source, layer_begin, w.layers_end, options, err);
 }
 
-enum status stage_weights_load(struct stage_weights *w, struct weights_source *source, int layer_begin, int layer_end, struct error *err)
+static enum status load_experts(struct stage_weights *w, struct weights_source *source, const struct memory_plan *plan, const struct expert_options *options,
+                                struct error *err)
+{
+    if (!plan || !plan->streams)
+        return resident_experts_load(&w->experts, source, w->layer_begin, w->layers_end, err);
+    struct expert_store_config config = {.source = source,
+                                         .layer_begin = w->layer_begin,
+                                         .layer_end = w->layers_end,
+                                         .n_slots = plan->n_slots,
+                                         .options = options};
+    return expert_store_open(&w->store, &config, err);
+}
+
+enum status stage_weights_load(struct stage_weights *w, struct weights_source *source, int layer_begin, int layer_end, const struct memory_plan *plan,
+                               const struct expert_options *options, struct error *err)
 {
     describe(w, source, layer_begin, layer_end);
     CHECK(layer_begin >= 0 && layer_begin < layer_end && layer_end <= w->config->n_layers);
     enum status status = model_weights_load(&w->weights, source, layer_begin, w->layers_end, embedding_use(w), w->is_tail, err);
     if (status)
         return error_wrap(err, "load layers %d-%d", layer_begin, layer_end);
-    status = resident_experts_load(&w->experts, source, layer_begin, w->layers_end, err);
+    status = load_experts(w, source, plan, options, err);
     if (status) {
         model_weights_release(&w->weights);
         return error_wrap(err, "load layers %d-%d", layer_begin, layer_end);
@@ -68,11 +83,19 @@ enum status stage_weights_load(struct stage_weights *w, struct weights_source *s
     return STATUS_OK;
 }
 
+struct expert_source *stage_weights_experts(struct stage_weights *w)
+{
+    return w->store ? expert_store_source(w->store) : &w->experts.source;
+}
+
 void stage_weights_release(struct stage_weights *w)
 {
     if (!w->source)
         return;
-    resident_experts_release(&w->experts);
+    if (w->store)
+        expert_store_close(&w->store);
+    else
+        resident_experts_release(&w->experts);
     model_weights_release(&w->weights);
     w->source = NULL;
 }

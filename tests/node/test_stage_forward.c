@@ -81,7 +81,7 @@ static struct ranges *open_ranges(struct weights_source *source, const int *ends
         OK(stage_range_check(weights_source_config(source), begin, ends[i], &err));
         stage_forward_budget(&budget, source, begin, ends[i], &sizes);
         assert_true(budget_sum(&budget) > 0);
-        OK(stage_weights_load(&r->weights[i], source, begin, ends[i], &err));
+        OK(stage_weights_load(&r->weights[i], source, begin, ends[i], NULL, NULL, &err));
         OK(stage_forward_new(&r->forwards[i], &r->weights[i], &r->kernels, &sizes, &err));
         struct row_engine *e = r->engines[i] = stage_forward_engine(r->forwards[i]);
         /* Each engine has what its place needs, and nothing else. */

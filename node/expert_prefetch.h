@@ -1,0 +1,30 @@
+/* Whether reading on a guess pays, found out by trying. Pure. Time per row with and without guesses is compared in alternating windows; the better arm is
+ * kept for a while and the other tried again. One engine lost a third of its speed to guesses that were never measured, another won 13 % with them. */
+#ifndef HEARTH_NODE_EXPERT_PREFETCH_H
+#define HEARTH_NODE_EXPERT_PREFETCH_H
+
+#include <stdint.h>
+
+enum prefetch_mode { PREFETCH_OFF, PREFETCH_ON, PREFETCH_AUTO };
+
+enum {
+    PREFETCH_WINDOW_PASSES = 8,   /* passes of one window */
+    PREFETCH_TRIAL_WINDOWS = 6,   /* windows of a trial, on and off in turn */
+    PREFETCH_KEEP_PASSES = 1024,  /* how long a decision holds */
+};
+
+struct prefetch_trial {
+    enum prefetch_mode mode;
+    int is_on;
+    int passes;           /* of the present window or decision */
+    int windows;          /* of the present trial; PREFETCH_TRIAL_WINDOWS: decided */
+    uint64_t window_ns[PREFETCH_TRIAL_WINDOWS];
+    double last_ratio;    /* time with guesses / time without, of the last trial; 0: none yet */
+};
+
+void prefetch_trial_init(struct prefetch_trial *trial, enum prefetch_mode mode);
+
+/* A decode pass through all layers of the range took so long. Decides whether the next one guesses (trial->is_on). */
+void prefetch_trial_pass(struct prefetch_trial *trial, uint64_t pass_ns);
+
+#endif
