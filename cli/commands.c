@@ -12,6 +12,7 @@ const struct command *const commands[] = {
     &logits_command,
     &status_command,
 #ifdef HEARTH_NETWORK
+    &bench_cache_command,
     &keys_new_command,
     &keys_show_command,
     &keys_trust_command,

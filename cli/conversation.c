@@ -65,8 +65,12 @@ enum status conversation_open(struct conversation *c, const char *dir, const str
     *c = (struct conversation){.options = options, .messages = json_array()};
     struct generation_config generation;
     char *tokenizer_path = xasprintf("%s/tokenizer.json", dir), *generation_path = xasprintf("%s/generation_config.json", dir);
-    enum status status = cli_model_open(&c->loaded, dir, &options->model, NULL, err);
+    enum status status = routing_recorder_open(&c->recorder, options->trace, err);
+    if (!status)
+        status = cli_model_open(&c->loaded, dir, &options->model, routing_recorder_observer(&c->recorder), err);
     c->model = c->loaded.model;
+    if (!status)
+        routing_recorder_begin(&c->recorder, c->model->config);
     if (!status)
         status = tokenizer_open(&c->tokenizer, tokenizer_path, err);
     if (!status)
@@ -98,6 +102,7 @@ void conversation_close(struct conversation *c)
         sequence_state_release(&c->sequence);
     id_list_free(&c->ids);
     tokenizer_close(&c->tokenizer);
+    routing_recorder_close(&c->recorder, NULL);
     cli_model_close(&c->loaded);
     json_decref(c->messages);
     c->messages = NULL;

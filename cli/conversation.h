@@ -5,6 +5,7 @@
 #include <jansson.h>
 
 #include "cli/model_options.h"
+#include "cli/routing_trace.h"
 #include "common/memory.h"
 #include "model/sampler.h"
 #include "model/tokenizer.h"
@@ -12,6 +13,7 @@
 struct conversation_options {
     struct cli_model_options model;
     const char *system, *effort;
+    const char *trace; /* file to record the routing in (cli/routing_trace.h), or NULL */
     int no_think;
     int64_t max_tokens, top_k, seed;
     double temperature, top_p, min_p; /* negative: the model's generation_config.json decides */
@@ -19,6 +21,7 @@ struct conversation_options {
 
 struct conversation {
     const struct conversation_options *options;
+    struct routing_recorder recorder;
     struct cli_model loaded;
     struct model *model; /* of it */
     struct tokenizer *tokenizer;

@@ -8,12 +8,13 @@
 #include "cli/client.h"
 #include "cli/commands.h"
 #include "cli/model_options.h"
+#include "cli/routing_trace.h"
 #include "common/json.h"
 #include "common/memory.h"
 
 struct logits_options {
     struct cli_model_options model; /* first: its rows' offsets count from here */
-    const char *tokens, *out, *cluster, *api_key_file;
+    const char *tokens, *out, *cluster, *api_key_file, *trace;
     int drafts;
 };
 
@@ -206,17 +207,24 @@ static enum status run(const void *options, const char **arguments, int n_argume
 {
     (void)arguments, (void)n_arguments;
     const struct logits_options *o = options;
+    if (o->trace && o->cluster)
+        return command_usage(err, "--trace records a model of this process: it goes with --model");
     if (!o->model.dir == !o->cluster || !o->tokens || !o->out)
         return command_usage(err, "--tokens, --out and either --model or --cluster are needed");
     json_t *cases = NULL;
     enum status status = json_read_file(&cases, o->tokens, (size_t)1 << 30, err);
     struct cli_model model = {0};
     struct client client = {0};
+    struct routing_recorder recorder = {0};
     if (!status && !json_is_array(cases))
         status = error_set(err, STATUS_INVALID, "%s: must be an array of arrays of token ids", o->tokens);
     if (!status)
+        status = routing_recorder_open(&recorder, o->trace, err);
+    if (!status)
         status = o->cluster ? client_init(&client, o->cluster, o->api_key_file, err)
-                            : cli_model_open(&model, o->model.dir, &o->model, NULL, err);
+                            : cli_model_open(&model, o->model.dir, &o->model, routing_recorder_observer(&recorder), err);
+    if (!status && model.model)
+        routing_recorder_begin(&recorder, model.model->config);
     struct array *arrays = xcalloc(2 * json_array_size(cases) + 2, sizeof *arrays);
     size_t n = 0;
     for (size_t i = 0; i < json_array_size(cases) && !status; i++)
@@ -224,6 +232,9 @@ static enum status run(const void *options, const char **arguments, int n_argume
                             : run_case(model.model, json_array_get(cases, i), i, o, arrays, &n, err);
     if (!status)
         status = write_arrays(o->out, arrays, n, err);
+    if (!status)
+        status = routing_recorder_close(&recorder, err);
+    routing_recorder_close(&recorder, NULL);
     for (size_t i = 0; i < n; i++)
         free(arrays[i].data);
     free(arrays);
@@ -241,6 +252,7 @@ static const struct option_row options[] = {
     {"api-key-file", OPTION_TEXT, AT(api_key_file), .metavar = "FILE", .help = "with --cluster: file whose first line is the API key"},
     {"tokens", OPTION_TEXT, AT(tokens), .metavar = "FILE.json", .help = "array of arrays of token ids"},
     {"out", OPTION_TEXT, AT(out), .metavar = "FILE.safetensors", .help = "file to write: case{i}.logits, case{i}.draft_logits, f32"},
+    {"trace", OPTION_TEXT, AT(trace), .metavar = "FILE", .help = "with --model: record which experts the rows choose, for hearth bench cache"},
     {"drafts", OPTION_FLAG, AT(drafts), .help = "also the true MTP rows"},
     CLI_MODEL_OPTION_ROWS(struct logits_options, model),
 };

@@ -61,7 +61,7 @@ struct cli_model {
                                                                   .help = "instruction set of the kernels; results do not depend on it"    \
     }
 
-/* observer: or NULL. */
+/* observer: or NULL; borrowed until the model is closed. */
 enum status cli_model_open(struct cli_model *model, const char *dir, const struct cli_model_options *options, const struct layer_observer *observer,
                            struct error *err);
 void cli_model_close(struct cli_model *model);

@@ -10,11 +10,17 @@ static enum status run(const void *options, const char **arguments, int n_argume
     if (status)
         return status;
     status = conversation_ask(&conversation, arguments[1], err);
+    if (!status)
+        status = routing_recorder_close(&conversation.recorder, err);
     conversation_close(&conversation);
     return status;
 }
 
-static const struct option_row options[] = {CONVERSATION_OPTION_ROWS};
+static const struct option_row options[] = {
+    CONVERSATION_OPTION_ROWS,
+    {"trace", OPTION_TEXT, offsetof(struct conversation_options, trace), .metavar = "FILE",
+     .help = "record which experts the rows choose, for hearth bench cache"},
+};
 
 const struct command run_command = {
     .name = "run",
