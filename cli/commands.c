@@ -3,6 +3,7 @@
 
 const struct command *const commands[] = {
     &convert_command,
+    &synth_command,
     &inspect_command,
     &run_command,
     &chat_command,

@@ -91,7 +91,7 @@ enum status weights_source_open(struct weights_source **out, const char *dir, st
     if (has_file(dir, PACK_MANIFEST))
         status = open_pack(source, err);
     else if (has_file(dir, PACK_JOURNAL))
-        status = error_set(err, STATUS_INVALID, "%s: an unfinished conversion; the same hearth convert again finishes it", dir);
+        status = error_set(err, STATUS_INVALID, "%s: an unfinished pack; the same hearth convert or synth again finishes it", dir);
     else
         status = open_vendor(source, err);
     if (status)
