@@ -16,6 +16,7 @@
 struct cluster *cluster_new(const struct cluster_config *config)
 {
     CHECK(config->n_nodes >= 1 && config->n_nodes <= CLUSTER_NODES_MAX && config->chunk_rows >= 1 && config->chunk_rows <= STEP_ROWS_MAX);
+    CHECK(config->max_sequences >= 1 && config->max_sequences <= CLUSTER_SEQUENCES_MAX);
     struct cluster *c = xcalloc(1, sizeof *c);
     c->config = *config;
     if (!c->config.request_deadline_ns)
@@ -24,7 +25,7 @@ struct cluster *cluster_new(const struct cluster_config *config)
         c->config.suspect_ns = SECOND_NS;
     if (!c->config.lost_ns)
         c->config.lost_ns = 2 * SECOND_NS;
-    membership_init(&c->membership, &c->config, 0);
+    membership_init(&c->membership, &c->config);
     c->next_id = config->instance << 20 | 1; /* sequences of another instance never meet ours */
     c->logits = xcalloc((size_t)config->model->vocab_size, sizeof *c->logits);
     c->scratch = xcalloc(1, sampler_scratch_bytes(config->n_tokens));
@@ -238,11 +239,12 @@ json_t *cluster_status(const struct cluster *c, uint64_t now_ns)
 {
     char missing[TEXT_BYTES_MAX];
     membership_missing(&c->membership, now_ns, missing);
+    uint64_t since_ns = c->membership.incomplete_since_ns ? c->membership.incomplete_since_ns : now_ns; /* asked before the first tick */
     int running = 0;
     for (const struct request *r = c->requests; r; r = r->next)
         running += request_is_running(r);
     json_t *status = json_pack("{s:b, s:s, s:f, s:{s:I, s:i}, s:i, s:i, s:I, s:I, s:I, s:o, s:s, s:I, s:I, s:I}", "ready", cluster_is_ready(c), "missing",
-                               missing, "since_s", (double)(now_ns - c->membership.incomplete_since_ns) / 1e9, "epoch", "instance",
+                               missing, "since_s", (double)(now_ns - since_ns) / 1e9, "epoch", "instance",
                                (json_int_t)(c->config.instance >> 1), "counter", (int)c->membership.epoch_counter, "running", running, "queued", n_queued(c),
                                "done", (json_int_t)c->counters.ended[REQUEST_DONE], "failed", (json_int_t)c->counters.ended[REQUEST_FAILED], "cancelled",
                                (json_int_t)c->counters.ended[REQUEST_CANCELLED], "nodes", membership_status(&c->membership, now_ns), "last_refusal",

@@ -12,7 +12,12 @@
 #include "proto/handshake.h"
 #include "proto/outbox.h"
 
-enum { CLUSTER_STOP_IDS_MAX = 32, CLUSTER_NODES_MAX = STAGES_MAX };
+enum { CLUSTER_STOP_IDS_MAX = 32, CLUSTER_NODES_MAX = STAGES_MAX, CLUSTER_SEQUENCES_MAX = 256 };
+
+/* What one tick, one message, or cancelling everything puts into an outbox at most; the outbox is emptied between these. The most is a tick that ends every
+ * running sequence on every stage (Drop), opens as many others there, sends a step of each (the factor's last 2: one row of each, and two whole chunks at
+ * the head), and gives out ranges and heartbeats. */
+enum { CLUSTER_MESSAGES_MAX = CLUSTER_SEQUENCES_MAX * (2 * CLUSTER_NODES_MAX + 2) };
 
 struct cluster_config {
     const struct model_config *model; /* borrowed */

@@ -19,7 +19,6 @@
 #include "proto/zmq_transport.h"
 
 enum {
-    OUTBOX_MESSAGES = 16384, /* broadcasts to 16 stages for each of 256 sequences: opened, dropped and committed in one turn, and then some */
     RECEIVE_MAX = 64, /* each may bring a row of logits, 620 KB with GLM-5.2, that waits for its asker until the end of the turn */
     LIST_MAX = 32,
     KEY_FILE_BYTES_MAX = 4096,
@@ -230,7 +229,7 @@ static int receive(struct coordinator *c, uint64_t now_ns)
         }
         cluster_on_message(c->cluster, packet.peer, packet.key, packet.channel, envelope, packet.rows, now_ns, &c->out);
         wire_free(&envelope);
-        outbox_flush(&c->out, transport, NULL); /* keeps the outbox small however much has arrived */
+        outbox_flush(&c->out, transport, NULL); /* CLUSTER_MESSAGES_MAX holds for each message */
     }
     return 1;
 }
@@ -260,6 +259,7 @@ static void wait_for_something(struct coordinator *c, struct clock *clock, int m
 static void run_loop(struct coordinator *c)
 {
     struct clock *clock = clock_monotonic();
+    struct transport *transport = zmq_transport_base(c->transport);
     int is_draining = 0, has_more = 0;
     while (!is_draining || !http_server_is_drained(c->http)) {
         wait_for_something(c, clock, !has_more);
@@ -272,11 +272,13 @@ static void run_loop(struct coordinator *c)
             is_draining = 1;
         }
         has_more = receive(c, now_ns);
-        http_server_run(c->http, now_ns, &c->out);
+        http_server_run(c->http, now_ns, &c->out); /* may cancel everything */
+        outbox_flush(&c->out, transport, NULL);
         cluster_tick(c->cluster, now_ns, &c->out);
-        follow_map(c);
-        http_server_on_events(c->http, now_ns, &c->out);
-        outbox_flush(&c->out, zmq_transport_base(c->transport), NULL);
+        follow_map(c); /* before the tick's steps go to the first stage */
+        outbox_flush(&c->out, transport, NULL);
+        http_server_on_events(c->http, now_ns, &c->out); /* may cancel everything */
+        outbox_flush(&c->out, transport, NULL);
     }
 }
 
@@ -304,7 +306,7 @@ enum status coordinator_run(const struct coordinator_options *options, struct er
 {
     struct coordinator *c = xcalloc(1, sizeof *c);
     c->options = options;
-    outbox_init(&c->out, OUTBOX_MESSAGES);
+    outbox_init(&c->out, CLUSTER_MESSAGES_MAX);
     struct sigaction stop = {.sa_handler = on_stop}, ignore = {.sa_handler = SIG_IGN};
     sigaction(SIGTERM, &stop, NULL);
     sigaction(SIGINT, &stop, NULL);

@@ -1,12 +1,14 @@
 #include "coordinator/coordinator_options.h"
 
+#include "coordinator/cluster.h"
+
 #define AT(member) offsetof(struct coordinator_options, member)
 
 const struct option_row coordinator_option_rows[] = {
     {"config", OPTION_TEXT, AT(config), .metavar = "FILE", .help = "INI file with these options; what the command line says wins"},
     {"model", OPTION_TEXT, AT(model), .metavar = "DIR", .help = "pack or vendor folder; only its small files and the manifest are read"},
     {"model-name", OPTION_TEXT, AT(model_name), .metavar = "NAME", .help = "what clients call the model; default: the folder's name"},
-    {"nodes", OPTION_INT, AT(nodes), "3", 1, 16, .metavar = "N", .help = "how many nodes make the cluster complete"},
+    {"nodes", OPTION_INT, AT(nodes), "3", 1, CLUSTER_NODES_MAX, .metavar = "N", .help = "how many nodes make the cluster complete"},
     {"layers", OPTION_TEXT, AT(layers), .metavar = "MAP",
      .help = "layer ranges by hand, \"desktop:0-6,laptop:6-10\"; default: split by bytes at legal cuts"},
     {"listen", OPTION_TEXT, AT(listen), "127.0.0.1:8080", .metavar = "ADDRESS:PORT", .help = "where people and programs ask (HTTP)"},
@@ -20,7 +22,7 @@ const struct option_row coordinator_option_rows[] = {
     {"plaintext", OPTION_FLAG, AT(plaintext),
      .help = "no keys and no encryption between the machines: whoever reaches the ports can read and send everything"},
     {"context", OPTION_INT, AT(context), "8192", 64, 1 << 24, .metavar = "N", .help = "positions of all conversations together"},
-    {"sequences", OPTION_INT, AT(sequences), "8", 1, 256, .metavar = "N", .help = "answers that run at once"},
+    {"sequences", OPTION_INT, AT(sequences), "8", 1, CLUSTER_SEQUENCES_MAX, .metavar = "N", .help = "answers that run at once"},
     {"queue", OPTION_INT, AT(queue), "32", 0, 4096, .metavar = "N", .help = "requests that wait; beyond it clients get 429"},
     {"chunk", OPTION_INT, AT(chunk), "64", 1, 512, .metavar = "N", .help = "rows of a prompt that travel together"},
     {"deadline", OPTION_INT, AT(deadline_s), "3600", 1, 86400, .metavar = "SECONDS",

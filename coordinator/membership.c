@@ -42,11 +42,10 @@ static void set_state(struct member *member, enum node_state state, uint64_t now
     member->since_ns = now_ns;
 }
 
-void membership_init(struct membership *m, const struct cluster_config *config, uint64_t now_ns)
+void membership_init(struct membership *m, const struct cluster_config *config)
 {
     memset(m, 0, sizeof *m);
     m->config = config;
-    m->incomplete_since_ns = now_ns;
 }
 
 static struct member *by_name(struct membership *m, const char *name)
@@ -111,8 +110,6 @@ static void refuse(struct membership *m, int peer, uint32_t code, char *sentence
 /* The map is void: its nodes wait for the next one. */
 static void end_map(struct membership *m, uint64_t now_ns)
 {
-    if (m->n_stages)
-        m->incomplete_since_ns = now_ns;
     for (int i = 0; i < m->n_members; i++) {
         struct member *member = &m->members[i];
         member->stage = -1;
@@ -186,9 +183,14 @@ static int on_hello(struct membership *m, int peer, const char *key, Hearth__Hel
     snprintf(member->row_key, sizeof member->row_key, "%s", hello->row_key);
     snprintf(member->row_endpoint, sizeof member->row_endpoint, "%s", hello->row_endpoint);
     member->peer = peer;
+    if (member->boot != hello->boot)
+        member->unit_ms = 0; /* what hung before its restart is gone */
     member->boot = hello->boot;
     member->heard_ns = now_ns;
-    member->rows = member->rows_before = 0;
+    member->rows = member->rows_before = member->rows_before_ns = 0; /* the next heartbeat begins a new measurement */
+    member->rows_per_second = 0;
+    if (!is_alive(member) && member->unit_ms > UNIT_MS_MAX)
+        return ended; /* it lives, but still hangs: its Hellos go on, and one of them comes after the unit's end */
     member->remark[0] = 0;
     if (member->state == NODE_SUSPECT || !is_alive(member))
         set_state(member, NODE_JOINING, now_ns);
@@ -231,6 +233,8 @@ int membership_on_message(struct membership *m, int peer, const char *key, const
     struct member *member = by_peer(m, peer, key);
     if (!member || !is_alive(member)) {
         m->stale++;
+        if (member && e->body_case == HEARTH__ENVELOPE__BODY_HEARTBEAT && e->heartbeat->boot == member->boot)
+            member->unit_ms = e->heartbeat->unit_ms; /* whether it still hangs, for when it says Hello */
         return 0;
     }
     member->heard_ns = now_ns;
@@ -360,6 +364,8 @@ int membership_tick(struct membership *m, uint64_t now_ns, struct outbox *out, c
 {
     int ended = 0;
     char how[200];
+    if (membership_is_ready(m) || !m->incomplete_since_ns)
+        m->incomplete_since_ns = now_ns;
     for (int i = 0; i < m->n_members; i++) {
         struct member *member = &m->members[i];
         if (!is_alive(member))

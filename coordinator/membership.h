@@ -32,13 +32,13 @@ struct membership {
     int by_stage[CLUSTER_NODES_MAX]; /* member of each stage, -1 */
     int n_stages;                    /* 0: no map */
     uint32_t epoch_counter;
-    uint64_t incomplete_since_ns;
+    uint64_t incomplete_since_ns; /* the last tick at which it was complete, or the first of all; a map that never got ready does not count */
     uint64_t heartbeat_ns; /* when the last one was sent */
     uint64_t refused, stale;
     char last_refusal[TEXT_BYTES_MAX + 1];
 };
 
-void membership_init(struct membership *m, const struct cluster_config *config, uint64_t now_ns);
+void membership_init(struct membership *m, const struct cluster_config *config);
 
 /* Hello, Ready, Heartbeat, Drain and Refuse of scope node. Returns 1 when the present map has ended by it (running requests must fail; `why` [TEXT_BYTES_MAX]
  * says which node and layers). Messages of others than the node itself, or of an old epoch, have no effect. */

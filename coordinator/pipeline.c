@@ -223,7 +223,8 @@ void pipeline_on_rows(struct cluster *c, const char *key, const Hearth__Envelope
         return;
     }
     struct request *r = cluster_find(c, e->result->sequence);
-    if (!r || e->result->generation != r->generation || (r->state != REQUEST_PREFILL && r->state != REQUEST_DECODE)) {
+    if (!r || e->result->generation != r->generation || (r->state != REQUEST_PREFILL && r->state != REQUEST_DECODE) ||
+        (int)e->result->position >= r->sent) { /* of a row that nobody was given */
         c->counters.stale++;
         return;
     }
