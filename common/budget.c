@@ -85,13 +85,19 @@ struct cgroup_names {
 static const struct cgroup_names v1 = {"/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "};
 static const struct cgroup_names v2 = {"/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file "};
 
-static uint64_t room(const char *root, const struct cgroup_names *names, const char *group)
+static uint64_t limit_of(const char *root, const struct cgroup_names *names, const char *group)
 {
     char path[900];
     snprintf(path, sizeof path, "%s%s%s/%s", root, names->mount, group, names->limit);
-    uint64_t limit = number_in(path, UINT64_MAX);
+    return number_in(path, UINT64_MAX);
+}
+
+static uint64_t room(const char *root, const struct cgroup_names *names, const char *group)
+{
+    uint64_t limit = limit_of(root, names, group);
     if (limit == UINT64_MAX)
         return UINT64_MAX;
+    char path[900];
     snprintf(path, sizeof path, "%s%s%s/%s", root, names->mount, group, names->used);
     uint64_t used = number_in(path, 0);
     snprintf(path, sizeof path, "%s%s%s/memory.stat", root, names->mount, group);
@@ -113,21 +119,23 @@ static uint64_t machine_available(void)
     return kib ? (uint64_t)kib * 1024 : UINT64_MAX;
 }
 
-/* The least room of the group and of all groups around it: a limit may stand at any level. Inside a container the process's own group can be the
+typedef uint64_t group_bytes_fn(const char *root, const struct cgroup_names *names, const char *group);
+
+/* The least of the group and of all groups around it: a limit may stand at any level. Inside a container the process's own group can be the
  * mount's root, whatever its path says: the way up ends there. path is destroyed. */
-static uint64_t room_up_from(char *path, const char *root, const struct cgroup_names *names)
+static uint64_t least_up_from(char *path, const char *root, const struct cgroup_names *names, group_bytes_fn *bytes_of)
 {
     uint64_t least = UINT64_MAX;
     for (char *end = path + strlen(path); end; end = strrchr(path, '/')) {
         *end = 0;
-        uint64_t here = room(root, names, path);
+        uint64_t here = bytes_of(root, names, path);
         least = here < least ? here : least;
     }
     return least;
 }
 
 /* Lines of /proc/self/cgroup are "0::PATH" (v2) and "N:memory:PATH" (v1); a path may have colons. */
-uint64_t memory_cgroup_room_bytes(const char *root)
+static uint64_t least_of_groups(const char *root, group_bytes_fn *bytes_of)
 {
     uint64_t least = UINT64_MAX;
     char line[512];
@@ -138,14 +146,24 @@ uint64_t memory_cgroup_room_bytes(const char *root)
         char *memory = strstr(line, ":memory:");
         uint64_t here = UINT64_MAX;
         if (!strncmp(line, "0::", 3))
-            here = room_up_from(line + 3, root, &v2);
+            here = least_up_from(line + 3, root, &v2, bytes_of);
         else if (memory)
-            here = room_up_from(memory + 8, root, &v1);
+            here = least_up_from(memory + 8, root, &v1, bytes_of);
         least = here < least ? here : least;
     }
     if (file)
         fclose(file);
     return least;
+}
+
+uint64_t memory_cgroup_room_bytes(const char *root)
+{
+    return least_of_groups(root, room);
+}
+
+uint64_t memory_cgroup_limit_bytes(const char *root)
+{
+    return least_of_groups(root, limit_of);
 }
 
 uint64_t memory_available_bytes(void)

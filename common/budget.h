@@ -31,6 +31,9 @@ uint64_t memory_available_bytes(void);
  * counts as room. root: "", or a folder with proc/ and sys/ in it for tests. */
 uint64_t memory_cgroup_room_bytes(const char *root);
 
+/* The lowest limit of those groups, whatever is in use; UINT64_MAX without one. */
+uint64_t memory_cgroup_limit_bytes(const char *root);
+
 /* "3.4 GiB". text [32]. Returns text. */
 char *bytes_text(uint64_t bytes, char text[32]);
 
