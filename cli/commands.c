@@ -17,6 +17,8 @@ const struct command *const commands[] = {
     &keys_new_command,
     &keys_show_command,
     &keys_trust_command,
+    &doctor_command,
+    &probe_command,
 #endif
     NULL,
 };
