@@ -101,31 +101,37 @@ void check_file_system(const struct system_view *view, struct finding *finding)
     }
 }
 
-/* -1: not visible. A partition has no queue of its own; the disk is the folder around it. */
-static int is_rotational(const struct system_view *view, dev_t device)
+enum drive_kind { DRIVE_UNKNOWN, DRIVE_VIRTUAL, DRIVE_ROTATES, DRIVE_STILL };
+
+/* A partition has no queue of its own; the disk is the folder around it. Virtual disks say that they rotate, whatever lies under them. */
+static enum drive_kind drive_kind(const struct system_view *view, dev_t device)
 {
     static const char *const places[] = {"queue/rotational", "../queue/rotational"};
-    char path[128], line[16];
+    char path[128], line[64];
+    snprintf(path, sizeof path, "/sys/dev/block/%u:%u/uevent", major(device), minor(device));
+    if (view_value(view, path, "DEVNAME=", line, sizeof line) && (!strncmp(line, "vd", 2) || !strncmp(line, "xvd", 3)))
+        return DRIVE_VIRTUAL;
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
         snprintf(path, sizeof path, "/sys/dev/block/%u:%u/%s", major(device), minor(device), places[i]);
         if (view_line(view, path, line, sizeof line))
-            return *line == '1';
+            return *line == '1' ? DRIVE_ROTATES : DRIVE_STILL;
     }
-    return -1;
+    return DRIVE_UNKNOWN;
 }
 
 void check_drive_kind(const struct system_view *view, struct finding *finding)
 {
+    static const char *const texts[] = {[DRIVE_UNKNOWN] = "not visible here",
+                                        [DRIVE_VIRTUAL] = "a virtual disk; what lies under it is not visible here",
+                                        [DRIVE_ROTATES] = "rotates",
+                                        [DRIVE_STILL] = "does not rotate"};
     const struct drive_files *f = view->files;
     for (int store = 0; store < f->n_stores; store++) {
         struct stat st;
         const struct drive_file *file = first_file(f, store);
-        int rotates = !file || fstat(file->fd, &st) ? -1 : is_rotational(view, st.st_dev);
-        finding_add(finding, rotates == 1 ? FINDING_WARNING : FINDING_OK, "%s: %s", f->stores[store],
-                    rotates < 0 ? "not visible here"
-                    : rotates   ? "a rotating disk (or a virtual one that says so)"
-                                : "does not rotate");
-        if (rotates == 1)
+        enum drive_kind kind = !file || fstat(file->fd, &st) ? DRIVE_UNKNOWN : drive_kind(view, st.st_dev);
+        finding_add(finding, kind == DRIVE_ROTATES ? FINDING_WARNING : FINDING_OK, "%s: %s", f->stores[store], texts[kind]);
+        if (kind == DRIVE_ROTATES)
             finding_advise(finding, "experts are read at random: an NVMe drive is 20 to 50 times faster; see the rate below");
     }
 }
@@ -167,7 +173,7 @@ static enum status measure(const struct system_view *view, struct block_reader *
     }
     char text[32];
     if (f->token_bytes)
-        finding_add(finding, FINDING_OK, "all experts of a token, %s, in %.2f s", bytes_text(f->token_bytes, text),
+        finding_add(finding, FINDING_OK, "a token's experts, %s, in %.3g s when none is in memory", bytes_text(f->token_bytes, text),
                     (double)f->token_bytes / sum);
     return STATUS_OK;
 }

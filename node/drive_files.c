@@ -155,7 +155,7 @@ enum status drive_files_open(struct drive_files *out, const char *model, const c
 }
 
 /* Random, so that a file system or a drive which compresses gains nothing. */
-static enum status fill(int fd, const char *path, uint64_t bytes, void (*report)(uint64_t, uint64_t), struct error *err)
+static enum status fill(int fd, const char *dir, uint64_t bytes, void (*report)(uint64_t, uint64_t), struct error *err)
 {
     uint64_t *block, random = 88172645463325252u;
     enum status status = STATUS_OK;
@@ -167,14 +167,28 @@ static enum status fill(int fd, const char *path, uint64_t bytes, void (*report)
             random ^= random << 17;
             block[i] = random;
         }
-        status = file_write_at(fd, block, WRITE_BYTES, done, path, err);
+        status = file_write_at(fd, block, WRITE_BYTES, done, dir, err);
         if (report)
             report(done + WRITE_BYTES, bytes);
     }
     free(block);
     if (!status && fsync(fd))
-        status = error_errno(err, STATUS_IO, "%s: cannot sync", path);
+        status = error_errno(err, STATUS_IO, "%s: cannot sync the temporary file", dir);
     return status;
+}
+
+/* A file without a name: nothing is left over, however the process ends. Not every file system can; then the name is gone at once. */
+static int open_nameless(const char *dir)
+{
+    int fd = open(dir, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    if (fd >= 0)
+        return fd;
+    char *path = xasprintf("%s/drive.XXXXXX", dir);
+    fd = mkostemp(path, O_CLOEXEC);
+    if (fd >= 0)
+        unlink(path);
+    free(path);
+    return fd;
 }
 
 enum status drive_files_make(struct drive_files *out, const char *dir, uint64_t bytes, void (*report)(uint64_t, uint64_t),
@@ -182,22 +196,19 @@ enum status drive_files_make(struct drive_files *out, const char *dir, uint64_t 
 {
     CHECK(bytes && bytes % WRITE_BYTES == 0);
     *out = (struct drive_files){.n_stores = 1, .stores = {xstrdup(dir)}};
-    char *path = xasprintf("%s/drive.XXXXXX", dir);
-    int fd = mkostemp(path, O_CLOEXEC);
-    enum status status = STATUS_OK;
+    int fd = open_nameless(dir);
     if (fd < 0) {
-        status = error_errno(err, STATUS_IO, "%s: cannot create", path);
-    } else {
-        unlink(path); /* at once: nothing is left over, however the process ends */
-        int flags = fcntl(fd, F_GETFL), is_direct = !fcntl(fd, F_SETFL, flags | O_DIRECT);
-        status = fill(fd, path, bytes, report, err);
-        if (is_direct)
-            fcntl(fd, F_SETFL, flags);
-        out->files = xcalloc(1, sizeof *out->files);
-        out->files[out->n_files++] = (struct drive_file){xstrdup(path), fd, 0, try_direct(fd)};
-        add_extents(out, 0, VENDOR_EXTENT_BYTES, (int)(bytes / VENDOR_EXTENT_BYTES));
+        enum status status = error_errno(err, STATUS_IO, "%s: cannot create a file there", dir);
+        drive_files_close(out);
+        return status;
     }
-    free(path);
+    int flags = fcntl(fd, F_GETFL), is_direct = !fcntl(fd, F_SETFL, flags | O_DIRECT);
+    enum status status = fill(fd, dir, bytes, report, err);
+    if (is_direct)
+        fcntl(fd, F_SETFL, flags);
+    out->files = xcalloc(1, sizeof *out->files);
+    out->files[out->n_files++] = (struct drive_file){xasprintf("%s: temporary file", dir), fd, 0, try_direct(fd)};
+    add_extents(out, 0, VENDOR_EXTENT_BYTES, (int)(bytes / VENDOR_EXTENT_BYTES));
     if (status)
         drive_files_close(out);
     return status;

@@ -4,6 +4,7 @@
 #define HEARTH_NODE_SYSTEM_CHECKS_H
 
 #include <stdint.h>
+#include <stdio.h>
 
 #include "node/drive_files.h"
 
@@ -53,6 +54,12 @@ void finding_advise(struct finding *finding, const char *format, ...) __attribut
 
 /* The first line of ROOT/path without its newline; 0: not visible. */
 int view_line(const struct system_view *view, const char *path, char *out, int out_bytes);
+
+/* What follows `key`, blanks and colons on the first line that begins with it; 0: not visible. */
+int view_value(const struct system_view *view, const char *path, const char *key, char *out, int out_bytes);
+
+/* ROOT/path for reading, NULL: not visible. */
+FILE *view_open(const struct system_view *view, const char *path);
 
 /* Checks of drives (drive_checks.c). */
 void check_direct_reads(const struct system_view *view, struct finding *finding);
