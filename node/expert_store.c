@@ -15,8 +15,6 @@
 #include "node/use_counts.h"
 
 enum {
-    STORE_DEPTH_DEFAULT = 8,
-    PIECE_BYTES = 1 << 20,
     GUESSES_MAX = 16,       /* experts of one layer that are read on a guess */
     GUESS_SOURCES = 2,      /* the next layer's router on the present residual; the last row's choice there */
 };
@@ -560,14 +558,14 @@ static enum status open_reader(const struct expert_store_config *config, int n_s
 static enum status start_reads(struct expert_store *s, const struct expert_store_config *config, struct error *err)
 {
     struct block_reader *reader;
-    int depth = config->options->read_depth ? (int)config->options->read_depth : STORE_DEPTH_DEFAULT;
+    int depth = config->options->read_depth ? (int)config->options->read_depth : EXPERT_READ_DEPTH;
     enum status status = open_reader(config, s->files.n_stores, depth, &reader, err);
     if (status)
         return status;
     struct record_reads_config reads = {.files = &s->files,
                                         .reader = reader,
                                         .store_depth = depth,
-                                        .piece_bytes = PIECE_BYTES,
+                                        .piece_bytes = EXPERT_PIECE_BYTES,
                                         .timeout_ns = s->timeout_ns,
                                         .on_end = on_end,
                                         .on_idle = on_idle,

@@ -14,6 +14,9 @@
 /* Whatever the budget: one expert is computed while the next is read. */
 enum { EXPERT_SLOTS_MIN = 2 };
 
+/* How records are read: pieces, and how many a drive has at once (docs/PERFORMANCE.md, "Reading"). */
+enum { EXPERT_PIECE_BYTES = 1 << 20, EXPERT_READ_DEPTH = 8 };
+
 struct expert_store_config {
     struct weights_source *source; /* a pack; borrowed */
     int layer_begin, layer_end;    /* of the model, the MTP layer included where it is owned */
