@@ -71,8 +71,9 @@ static void add(struct report *report, const char *name, const struct finding *f
 static void print_end(struct report *report)
 {
     if (!report->checks) {
-        printf("\n%d OK, %d warnings, %d problems\n", report->counts[FINDING_OK], report->counts[FINDING_WARNING],
-               report->counts[FINDING_PROBLEM]);
+        int warnings = report->counts[FINDING_WARNING], problems = report->counts[FINDING_PROBLEM];
+        printf("\n%d OK, %d warning%s, %d problem%s\n", report->counts[FINDING_OK], warnings, warnings == 1 ? "" : "s", problems,
+               problems == 1 ? "" : "s");
         return;
     }
     json_t *root = json_pack("{s:s, s:i, s:i, s:o}", "hearth", HEARTH_VERSION, "warnings", report->counts[FINDING_WARNING], "problems",
