@@ -15,7 +15,7 @@
 
 struct cluster *cluster_new(const struct cluster_config *config)
 {
-    CHECK(config->n_nodes >= 1 && config->n_nodes <= CLUSTER_NODES_MAX && config->chunk_rows >= 1 && config->chunk_rows <= STEP_ROWS_MAX);
+    CHECK(config->n_nodes >= 1 && config->n_nodes <= CLUSTER_NODES_MAX && config->chunk_rows >= 0 && config->chunk_rows <= STEP_ROWS_MAX);
     CHECK(config->max_sequences >= 1 && config->max_sequences <= CLUSTER_SEQUENCES_MAX);
     struct cluster *c = xcalloc(1, sizeof *c);
     c->config = *config;

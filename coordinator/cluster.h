@@ -31,7 +31,7 @@ struct cluster_config {
     int max_positions;        /* of all sequences together */
     int max_sequences;        /* requests that run at once */
     int queue_max;            /* requests that wait */
-    int chunk_rows;           /* prefill rows in one step */
+    int chunk_rows;           /* prefill rows in one step; 0: as the stages wish, at most STEP_ROWS_MAX */
     int max_rows_in_flight;
     uint64_t request_deadline_ns; /* a request that takes longer fails; 0: an hour */
     uint64_t suspect_ns, lost_ns; /* silence of a node: 1 s and 2 s */

@@ -133,7 +133,7 @@ static enum status open_cluster(struct coordinator *c, struct error *err)
         .max_sequences = (int)o->sequences,
         .queue_max = (int)o->queue,
         .chunk_rows = (int)o->chunk,
-        .max_rows_in_flight = (int)(4 * o->chunk + o->sequences),
+        .max_rows_in_flight = (int)(o->chunk ? 4 * o->chunk : 2 * STEP_ROWS_MAX) + (int)o->sequences,
         .request_deadline_ns = (uint64_t)o->deadline_s * 1000000000u};
     snprintf(config.row_key, sizeof config.row_key, "%s", c->keys.public_key);
     if (getrandom(&config.instance, sizeof config.instance, 0) != sizeof config.instance)

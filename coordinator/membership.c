@@ -248,8 +248,10 @@ int membership_on_message(struct membership *m, int peer, const char *key, const
     case HEARTH__ENVELOPE__BODY_READY:
         if (membership_stage_of(m, peer, e) < 0 || (int)e->ready->layer_begin != member->range.begin || (int)e->ready->layer_end != member->range.end)
             m->stale++;
-        else if (member->state == NODE_ASSIGNED || member->state == NODE_LOADING)
+        else if (member->state == NODE_ASSIGNED || member->state == NODE_LOADING) {
+            member->chunk_rows = (int)e->ready->chunk_rows;
             set_state(member, NODE_READY, now_ns);
+        }
         return 0;
     case HEARTH__ENVELOPE__BODY_DRAIN:
         return member_leaves(m, member, NODE_GONE, "is shutting down", now_ns, why);
@@ -317,6 +319,18 @@ static int choose_map(struct membership *m, struct member **chosen, struct layer
     return n;
 }
 
+int membership_chunk_rows(const struct membership *m)
+{
+    enum { CHUNK_ROWS_DEFAULT = 64 }; /* short ones keep a pipeline of resident stages full */
+    int rows = CHUNK_ROWS_DEFAULT;
+    if (m->config->chunk_rows)
+        return m->config->chunk_rows;
+    for (int stage = 0; stage < m->n_stages; stage++)
+        if (m->by_stage[stage] >= 0 && m->members[m->by_stage[stage]].chunk_rows > rows)
+            rows = m->members[m->by_stage[stage]].chunk_rows;
+    return rows;
+}
+
 static void assign(struct membership *m, struct member **chosen, int stage, uint64_t now_ns, struct outbox *out)
 {
     const struct cluster_config *c = m->config;
@@ -335,6 +349,8 @@ static void assign(struct membership *m, struct member **chosen, int stage, uint
     body.max_positions = (uint32_t)c->max_positions;
     body.max_sequences = (uint32_t)c->max_sequences;
     body.max_rows_in_flight = (uint32_t)c->max_rows_in_flight;
+    body.chunk_rows_max = (uint32_t)(c->chunk_rows ? c->chunk_rows : STEP_ROWS_MAX);
+    member->chunk_rows = 0;
     e.body_case = HEARTH__ENVELOPE__BODY_ASSIGN;
     e.assign = &body;
     outbox_put(out, member->peer, CHANNEL_CONTROL, &e, NULL, 0);

@@ -18,6 +18,7 @@ struct member {
     uint64_t since_ns, heard_ns;
     int stage; /* -1: not part of the present map */
     struct layer_range range;
+    int chunk_rows; /* that it wishes for; 0: no wish */
     /* from its heartbeats */
     uint64_t progress, progress_ns, rows, busy_ms, queue_ms, rows_before, rows_before_ns;
     uint32_t unit_ms;
@@ -49,6 +50,9 @@ int membership_tick(struct membership *m, uint64_t now_ns, struct outbox *out, c
 
 /* 1: every stage is READY (or SUSPECT after READY: it may come back). */
 int membership_is_ready(const struct membership *m);
+
+/* Rows of a prompt that travel together now: what was configured, else the longest wish of a stage. */
+int membership_chunk_rows(const struct membership *m);
 
 /* The member that a control message of this peer is from, if it belongs to the present map and the envelope to the present epoch; -1 otherwise. */
 int membership_stage_of(const struct membership *m, int peer, const Hearth__Envelope *envelope);

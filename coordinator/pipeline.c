@@ -74,11 +74,12 @@ static void commit(struct cluster *c, const struct request *r, int position, str
     broadcast_body(c, &e, out);
 }
 
-/* The next rows of the log, up to chunk_rows of them. */
+/* The next rows of the log, up to a chunk of them. */
 static void send_step(struct cluster *c, struct request *r, uint64_t now_ns, struct outbox *out)
 {
     uint32_t ids[STEP_ROWS_MAX];
-    int first = r->sent, n = r->n_tokens - first < c->config.chunk_rows ? r->n_tokens - first : c->config.chunk_rows;
+    int first = r->sent, n = r->n_tokens - first, most = membership_chunk_rows(&c->membership);
+    n = n < most ? n : most;
     CHECK(n > 0);
     for (int i = 0; i < n; i++)
         ids[i] = (uint32_t)r->tokens[first + i];
@@ -329,9 +330,9 @@ static int may_feed(const struct cluster *c, const struct request *r, int in_fli
 {
     if ((r->state != REQUEST_PREFILL && r->state != REQUEST_DECODE) || r->sent >= r->n_tokens)
         return 0;
-    int rows = r->n_tokens - r->sent < c->config.chunk_rows ? r->n_tokens - r->sent : c->config.chunk_rows;
+    int chunk = membership_chunk_rows(&c->membership), rows = r->n_tokens - r->sent < chunk ? r->n_tokens - r->sent : chunk;
     /* One row of every sequence stays free for decode, which is never held back. */
-    return in_flight + rows <= c->config.max_rows_in_flight - c->config.max_sequences && r->sent - r->left[0] < CHUNKS_WAITING_MAX * c->config.chunk_rows;
+    return in_flight + rows <= c->config.max_rows_in_flight - c->config.max_sequences && r->sent - r->left[0] < CHUNKS_WAITING_MAX * chunk;
 }
 
 /* Prompts in turn: the first request after the one that was fed last that may be fed. */
@@ -358,7 +359,7 @@ static void feed(struct cluster *c, uint64_t now_ns, struct outbox *out)
                 at_head += r->sent - r->left[0];
             }
         struct request *r = next_to_feed(c, in_flight);
-        if (!r || at_head >= CHUNKS_WAITING_MAX * c->config.chunk_rows)
+        if (!r || at_head >= CHUNKS_WAITING_MAX * membership_chunk_rows(&c->membership))
             return;
         c->turn = r->id;
         send_step(c, r, now_ns, out);

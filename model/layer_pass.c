@@ -62,15 +62,14 @@ void layer_pass_begin(struct layer_pass *p, int layer, struct row **rows, int n_
 
 void layer_pass_forget(struct layer_pass *p, const struct row *row)
 {
-    for (int i = 0; i < p->n_rows; i++)
+    int alive = 0;
+    for (int i = 0; i < p->n_rows; i++) {
         if (p->rows[i] == row)
             p->rows[i] = NULL;
-}
-
-void layer_pass_abandon(struct layer_pass *p)
-{
-    CHECK(!p->is_grouped || !p->set.is_requested);
-    p->n_rows = 0;
+        alive += p->rows[i] != NULL;
+    }
+    if (!alive)
+        p->n_rows = 0;
 }
 
 static int is_late(uint64_t until_ns)

@@ -33,9 +33,8 @@ void layer_pass_begin(struct layer_pass *pass, int layer, struct row **rows, int
  * over and its rows are void. */
 enum status layer_pass_run(const struct layer_context *ctx, struct layer_pass *pass, uint64_t until_ns, int *is_done, struct error *err);
 
-/* The row is void and its memory will be used for others: the pass leaves it alone from now on. Its numbers may still be computed and lead nowhere. */
+/* The row is void and its memory will be used for others: the pass leaves it alone from now on. Its numbers may still be computed and lead nowhere. With the
+ * last row the pass is over. Between two runs only. */
 void layer_pass_forget(struct layer_pass *pass, const struct row *row);
-/* The whole pass is void. Between two runs. */
-void layer_pass_abandon(struct layer_pass *pass);
 
 #endif

@@ -17,10 +17,10 @@ static enum status start(struct expert_source *source, const struct expert_reque
 {
     (void)err;
     struct resident_experts *experts = (struct resident_experts *)source;
-    CHECK(experts->n_returned == experts->n_wanted);
+    CHECK(experts->n_left == 0);
     CHECK(request->layer >= experts->layer_begin && request->layer < experts->layer_end && request->n <= EXPERTS_MAX);
     memcpy(experts->wanted, request->experts, (size_t)request->n * sizeof *experts->wanted);
-    experts->n_wanted = request->n;
+    experts->n_wanted = experts->n_left = request->n;
     experts->n_returned = 0;
     return STATUS_OK;
 }
@@ -38,7 +38,10 @@ static enum status wait_any(struct expert_source *source, int layer, int *expert
 
 static void release(struct expert_source *source, int layer, int expert)
 {
-    (void)source, (void)layer, (void)expert; /* nothing moves */
+    (void)layer, (void)expert; /* nothing moves */
+    struct resident_experts *experts = (struct resident_experts *)source;
+    CHECK(experts->n_left > 0);
+    experts->n_left--;
 }
 
 enum status resident_experts_load(struct resident_experts *experts, struct weights_source *source, int layer_begin, int layer_end, struct error *err)

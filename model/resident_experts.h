@@ -9,7 +9,7 @@ struct resident_experts {
     struct expert_source source; /* hand out &experts->source */
     int layer_begin, layer_end;
     struct weights_part parts[LAYERS_MAX + 1];
-    int wanted[EXPERTS_MAX], n_wanted, n_returned; /* the open request, served in its order */
+    int wanted[EXPERTS_MAX], n_wanted, n_returned, n_left; /* the open request, served in its order; n_left: not yet released */
 };
 
 uint64_t resident_experts_bytes(const struct weights_source *source, int layer_begin, int layer_end);

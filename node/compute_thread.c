@@ -90,6 +90,7 @@ static void put_ready(const struct compute_thread *c, const Hearth__Envelope *as
     body.layer_begin = assign->assign->layer_begin;
     body.layer_end = assign->assign->layer_end;
     body.free_positions = (uint64_t)stage_free_positions(c->stage);
+    body.chunk_rows = (uint32_t)stage_forward_engine(c->forward)->set_rows_max;
     e.body_case = HEARTH__ENVELOPE__BODY_READY;
     e.ready = &body;
     outbox_put(out, PEER_COORDINATOR, CHANNEL_CONTROL, &e, NULL, 0);
@@ -127,11 +128,19 @@ static enum status plan_memory(struct compute_thread *c, int begin, int end, con
     return status;
 }
 
+/* Where experts stream, a prompt's rows go through a layer together, as many as the coordinator sends in a chunk: reading each expert once for all of them
+ * is what its speed depends on (docs/PERFORMANCE.md, "Prompts"). */
+static int set_rows(const struct compute_thread *c, const Hearth__Assign *a)
+{
+    int streams = weights_source_pack(c->source) != NULL;
+    return streams && a->chunk_rows_max > UNIT_ROWS_MAX ? (int)a->chunk_rows_max : 0;
+}
+
 /* Weights and caches for the range; weights of the same range are kept. */
 static enum status prepare_engine(struct compute_thread *c, const Hearth__Assign *a, struct error *err)
 {
     int begin = (int)a->layer_begin, end = (int)a->layer_end;
-    struct stage_forward_sizes sizes = {(int)a->max_positions, (int)a->max_sequences, (int)a->max_rows_in_flight, UNIT_ROWS_MAX};
+    struct stage_forward_sizes sizes = {(int)a->max_positions, (int)a->max_sequences, (int)a->max_rows_in_flight, UNIT_ROWS_MAX, set_rows(c, a)};
     int has_weights = c->weights.source && c->weights.layer_begin == begin && c->weights.layer_end == end;
     struct memory_plan plan = {0};
     if (c->weights.source && !has_weights)
@@ -139,6 +148,8 @@ static enum status prepare_engine(struct compute_thread *c, const Hearth__Assign
     enum status status = plan_memory(c, begin, end, &sizes, has_weights, &plan, err);
     if (!status && !has_weights)
         status = stage_weights_load(&c->weights, c->source, begin, end, &plan, &c->options->experts, err);
+    if (!status && !c->weights.store)
+        sizes.set_rows_max = 0; /* everything is in RAM: short units are better */
     return status ? status : stage_forward_new(&c->forward, &c->weights, &c->kernels, &sizes, err);
 }
 
@@ -228,6 +239,10 @@ static void *run(void *argument)
             expert_store_idle(c->weights.store);
         struct pollfd fd = {c->in.event_fd, POLLIN, 0};
         poll(&fd, 1, IDLE_MS);
+        if (c->stage) {
+            stage_expire(c->stage, clock_now_ns(clock_monotonic()), &out);
+            hand_out(c, &out);
+        }
     }
     end_stage(c);
     if (c->weights.source)

@@ -24,6 +24,7 @@ struct stage_row {
     uint32_t chunk_first, chunk_rows;
     uint64_t deadline_ns;
     uint64_t arrived_ns;
+    int is_paused; /* in the unit that has been interrupted: nothing else may touch it */
     struct stage_row *next; /* the row behind it in its sequence */
 };
 
@@ -33,6 +34,7 @@ struct row_engine {
     int row_width;          /* floats of a row between stages */
     int selection_capacity; /* positions that row.selection must have room for */
     int vocab_size;
+    int set_rows_max;       /* prefill rows that may be one unit, which may be interrupted; 0: no more than in other units, never interrupted */
 
     /* Reserves position memory for a sequence; STATUS_BUSY or STATUS_NO_MEMORY with free and needed in the sentence. */
     enum status (*open)(struct row_engine *engine, int slot, int positions, struct error *err);
@@ -45,8 +47,13 @@ struct row_engine {
     enum status (*enter)(struct row_engine *engine, struct stage_row *row, struct error *err);
 
     /* One layer for rows of one or several sequences (row.next_layer == layer for all; each sequence's in ascending position, all lower
-     * rows of it have left the layer here). Sets next_layer and is_finite. */
-    enum status (*run_unit)(struct row_engine *engine, int layer, struct stage_row **rows, int n_rows, struct error *err);
+     * rows of it have left the layer here). Sets next_layer and is_finite. Prefill units of an engine with sets may stop when until_ns has passed (*is_done 0);
+     * other units may run before they go on, but no other such unit. */
+    enum status (*run_unit)(struct row_engine *engine, int layer, struct stage_row **rows, int n_rows, uint64_t until_ns, int *is_done,
+                            struct error *err);
+    enum status (*resume)(struct row_engine *engine, uint64_t until_ns, int *is_done, struct error *err);
+    /* A row of the interrupted unit is void and its memory free for others. With the last one the unit is over. */
+    void (*forget)(struct row_engine *engine, struct stage_row *row);
 
     /* Tail only: rows that left the last layer. Keeps h of each for the MTP layer; logits [n_rows] get a pointer to [vocab_size] floats
      * where the row's want asks for candidates or logits, else NULL; valid until the next call of the engine. */

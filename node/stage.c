@@ -50,7 +50,9 @@ static void allocate(struct stage *s)
         s->free_rows = &s->rows[i];
     }
     s->n_free_rows = c->max_rows_in_flight;
-    s->unit = xcalloc((size_t)c->unit_rows_max, sizeof *s->unit);
+    s->unit_capacity = e->set_rows_max > c->unit_rows_max ? e->set_rows_max : c->unit_rows_max;
+    s->unit = xcalloc((size_t)s->unit_capacity, sizeof *s->unit);
+    s->paused = xcalloc((size_t)s->unit_capacity, sizeof *s->paused);
     s->logits = xcalloc((size_t)c->unit_rows_max, sizeof *s->logits);
     s->tokens = xcalloc((size_t)c->unit_rows_max, sizeof *s->tokens);
     size_t fits = ROW_MESSAGE_BYTES_MAX / (width * sizeof(float));
@@ -109,6 +111,7 @@ void stage_free(struct stage **stage)
     free(s->residuals);
     free(s->selections);
     free(s->unit);
+    free(s->paused);
     free(s->logits);
     free(s->tokens);
     free(s->step_rows);
@@ -168,6 +171,8 @@ void stage_drop_rows(struct stage *s, struct stage_sequence *sequence, int from)
     for (struct stage_row *row = *link, *next; row; row = next) {
         next = row->next;
         s->counters.rows_cut++;
+        if (row->is_paused)
+            stage_forget_paused(s, row);
         give_row(s, row);
     }
     *link = NULL;

@@ -34,6 +34,9 @@ void stage_free(struct stage **stage);
  * counted. At most 4 messages go into out. */
 void stage_handle(struct stage *stage, const Hearth__Envelope *envelope, const float *rows, uint64_t now_ns, struct outbox *out);
 
+/* The look-out for deadlines, for times in which no unit runs: at most 1 message. */
+void stage_expire(struct stage *stage, uint64_t now_ns, struct outbox *out);
+
 /* Whether a unit could run now. */
 int stage_has_work(const struct stage *stage);
 

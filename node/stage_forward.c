@@ -8,7 +8,7 @@
 #include "kernels/parallel.h"
 #include "model/embedding.h"
 #include "model/head.h"
-#include "model/layer.h"
+#include "model/layer_pass.h"
 #include "model/mtp.h"
 #include "node/stage.h"
 #include "proto/limits.h"
@@ -26,11 +26,12 @@ struct stage_forward {
     struct stage_weights *weights;
     struct stage_forward_sizes sizes;
     struct workspace work;
+    struct layer_pass pass; /* of sets */
     struct position_cache cache;
     struct layer_context context;
     struct forward_slot *slots; /* [max_sequences] */
     int ring_rows;              /* 0: no MTP layer here */
-    struct row **list;          /* [unit_rows_max] */
+    struct row **list;          /* [the larger of unit_rows_max and set_rows_max] */
     /* tail */
     float *hidden;        /* [unit_rows_max][H] */
     float *gathered;      /* [unit_rows_max][H] */
@@ -95,6 +96,8 @@ void stage_forward_budget(struct budget *budget, struct weights_source *source, 
     budget_add(budget, "scratch",
                workspace_bytes(c, o->unit_rows_max, position_end(o), parallel_threads()) + (is_tail ? tail_bytes(c, o) : 0),
                "lower the coordinator's --chunk or --sequences");
+    if (o->set_rows_max)
+        budget_add(budget, "prefill rows", layer_pass_bytes(c, o->set_rows_max), "lower the coordinator's --chunk");
 }
 
 static void allocate_tail(struct stage_forward *f)
@@ -174,13 +177,38 @@ static enum status forward_enter(struct row_engine *base, struct stage_row *row,
     return STATUS_OK;
 }
 
-static enum status forward_run_unit(struct row_engine *base, int layer, struct stage_row **rows, int n_rows, struct error *err)
+static void set_class(struct stage_forward *f, enum row_kind kind)
+{
+    static const enum read_class classes[] = {[ROW_PREFILL] = READ_PREFILL, [ROW_DECODE] = READ_COMMITTED, [ROW_DRAFT] = READ_DRAFT};
+    if (f->weights->store)
+        expert_store_set_class(f->weights->store, classes[kind]);
+}
+
+static enum status forward_run_unit(struct row_engine *base, int layer, struct stage_row **rows, int n_rows, uint64_t until_ns, int *is_done,
+                                    struct error *err)
 {
     struct stage_forward *f = of(base);
-    CHECK(n_rows >= 1 && n_rows <= f->sizes.unit_rows_max && layer >= base->layer_begin && layer < base->layer_end);
+    CHECK(n_rows >= 1 && layer >= base->layer_begin && layer < base->layer_end);
     for (int i = 0; i < n_rows; i++)
         f->list[i] = &rows[i]->row;
-    return layer_forward(&f->context, layer, f->list, n_rows, err);
+    set_class(f, rows[0]->kind);
+    *is_done = 1;
+    if (rows[0]->kind != ROW_PREFILL || !base->set_rows_max)
+        return layer_forward(&f->context, layer, f->list, n_rows, err);
+    layer_pass_begin(&f->pass, layer, f->list, n_rows);
+    return layer_pass_run(&f->context, &f->pass, until_ns, is_done, err);
+}
+
+static enum status forward_resume(struct row_engine *base, uint64_t until_ns, int *is_done, struct error *err)
+{
+    struct stage_forward *f = of(base);
+    set_class(f, ROW_PREFILL);
+    return layer_pass_run(&f->context, &f->pass, until_ns, is_done, err);
+}
+
+static void forward_forget(struct row_engine *base, struct stage_row *row)
+{
+    layer_pass_forget(&of(base)->pass, &row->row);
 }
 
 static float *ring_row(struct stage_forward *f, struct forward_slot *s, int position)
@@ -244,6 +272,7 @@ static enum status forward_mtp_rows(struct row_engine *base, int slot, int first
     struct stage_forward *f = of(base);
     struct forward_slot *s = slot_of(f, slot);
     int layer = f->weights->config->n_layers;
+    set_class(f, ROW_DECODE);
     CHECK(f->ring_rows && n >= 1 && n <= f->sizes.unit_rows_max && first == s->sequence.mtp_length && first + n <= s->finished);
     enum status status = sequence_state_prepare(&s->sequence, first, first + n, err);
     if (status)
@@ -286,6 +315,8 @@ static struct row_engine base_of(const struct stage_weights *w)
                                .truncate = forward_truncate,
                                .enter = forward_enter,
                                .run_unit = forward_run_unit,
+                               .resume = forward_resume,
+                               .forget = forward_forget,
                                .finish = forward_finish,
                                .mtp_rows = forward_mtp_rows,
                                .mtp_length = forward_mtp_length};
@@ -301,8 +332,11 @@ enum status stage_forward_new(struct stage_forward **out, struct stage_weights *
     f->weights = w;
     f->sizes = *sizes;
     f->slots = xcalloc((size_t)sizes->max_sequences, sizeof *f->slots);
-    f->list = xcalloc((size_t)sizes->unit_rows_max, sizeof *f->list);
+    f->base.set_rows_max = sizes->set_rows_max;
+    f->list = xcalloc((size_t)(sizes->unit_rows_max > sizes->set_rows_max ? sizes->unit_rows_max : sizes->set_rows_max), sizeof *f->list);
     enum status status = workspace_init(&f->work, w->config, sizes->unit_rows_max, position_end(sizes), parallel_threads(), err);
+    if (!status && sizes->set_rows_max)
+        status = layer_pass_init(&f->pass, w->config, sizes->set_rows_max, err);
     if (!status)
         status = position_cache_init(&f->cache, w->config, w->layer_begin, w->layers_end, cache_blocks_for(sizes->max_positions), err);
     if (!status) {
@@ -326,6 +360,7 @@ void stage_forward_free(struct stage_forward **forward)
         free(f->slots[i].hidden);
     }
     workspace_release(&f->work);
+    layer_pass_release(&f->pass);
     position_cache_release(&f->cache);
     free(f->slots);
     free(f->list);

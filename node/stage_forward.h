@@ -14,6 +14,7 @@ struct stage_forward_sizes {
     int max_sequences;
     int max_rows_in_flight;
     int unit_rows_max;
+    int set_rows_max; /* prefill rows that go through a layer together where experts stream; 0: no sets */
 };
 
 struct stage_forward;

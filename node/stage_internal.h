@@ -20,7 +20,10 @@ struct stage {
     struct stage_row *free_rows; /* through next */
     int n_free_rows;
 
-    struct stage_row **unit; /* [unit_rows_max] */
+    int unit_capacity;       /* the larger of unit_rows_max and the engine's sets */
+    struct stage_row **unit; /* [unit_capacity] */
+    struct stage_row **paused; /* [unit_capacity] rows of the interrupted unit */
+    int n_paused, paused_layer;
     const float **logits;    /* [unit_rows_max] */
     int *tokens;             /* [unit_rows_max] */
     float *step_rows;        /* rows of one outgoing Step */
@@ -39,6 +42,9 @@ void stage_drop_rows(struct stage *stage, struct stage_sequence *sequence, int f
 void stage_free_first(struct stage *stage, struct stage_sequence *sequence);
 /* Drops what is under way and tells the coordinator; nothing but Drop has an effect on the sequence any more. */
 void stage_fail(struct stage *stage, struct stage_sequence *sequence, uint32_t code, const char *sentence, struct outbox *out);
+
+/* A row of the interrupted unit is dropped. */
+void stage_forget_paused(struct stage *stage, struct stage_row *row);
 
 /* True MTP rows that can be made now. */
 int stage_mtp_pending(const struct stage *stage, const struct stage_sequence *sequence);

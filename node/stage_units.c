@@ -13,6 +13,8 @@ enum { PREFILL_UNIT_NS = 50000000, PREFILL_ROWS_MIN = 4 };
 /* Rows of MTP units whose logits are wanted: one message each. */
 enum { LOGITS_ROWS_MAX = STAGE_UNIT_MESSAGES_MAX / 2 };
 
+enum { PREFILL_CLASS = 2 };
+
 /* A smaller class goes first (rule 9). MTP rows for committed tokens are class 0 and no rows of the pool. */
 static uint32_t row_class(const struct stage_row *row)
 {
@@ -20,19 +22,11 @@ static uint32_t row_class(const struct stage_row *row)
     case ROW_DECODE:
         return 1;
     case ROW_PREFILL:
-        return 2;
+        return PREFILL_CLASS;
     case ROW_DRAFT:
         break;
     }
     return row->depth < UINT32_MAX - 3 ? 3 + row->depth : UINT32_MAX;
-}
-
-int stage_has_work(const struct stage *s)
-{
-    for (int i = 0; i < s->table.max; i++)
-        if (s->table.sequences[i].first || stage_mtp_pending(s, &s->table.sequences[i]))
-            return 1;
-    return 0;
 }
 
 /* ---- which unit ---- */
@@ -41,6 +35,18 @@ int stage_has_work(const struct stage *s)
 static int may_enter(const struct stage_row *before, const struct stage_row *row)
 {
     return !before || before->row.next_layer > row->row.next_layer;
+}
+
+/* Rule 7: where an expert is read once for all rows of a set, a chunk starts when all of it is here. */
+static int waits_for_chunk(const struct stage *s, const struct stage_row *row)
+{
+    return s->engine->set_rows_max && row->kind == ROW_PREFILL && row->row.next_layer == s->engine->layer_begin &&
+           s->table.sequences[row->slot].length < (int)(row->chunk_first + row->chunk_rows);
+}
+
+static int may_run(const struct stage *s, const struct stage_row *before, const struct stage_row *row)
+{
+    return !row->is_paused && may_enter(before, row) && !waits_for_chunk(s, row);
 }
 
 static int goes_before(const struct stage_row *a, const struct stage_row *b)
@@ -56,10 +62,18 @@ static const struct stage_row *choose_row(const struct stage *s)
     for (int i = 0; i < s->table.max; i++) {
         const struct stage_row *before = NULL;
         for (const struct stage_row *row = s->table.sequences[i].first; row; before = row, row = row->next)
-            if (may_enter(before, row) && (!best || goes_before(row, best)))
+            if (may_run(s, before, row) && (!best || goes_before(row, best)))
                 best = row;
     }
     return best;
+}
+
+int stage_has_work(const struct stage *s)
+{
+    for (int i = 0; i < s->table.max; i++)
+        if (stage_mtp_pending(s, &s->table.sequences[i]))
+            return 1;
+    return s->n_paused || choose_row(s);
 }
 
 /* A unit while it is put together. `messages` bounds what it can lead to; piece: rows of the Step that is being formed. */
@@ -73,7 +87,7 @@ struct unit {
  * its sequence. */
 static int add_row(struct stage *s, struct unit *unit, struct stage_row *row, int is_first_of_sequence)
 {
-    int messages = is_first_of_sequence ? 2 : 0;
+    int messages = is_first_of_sequence || unit->n % s->config.unit_rows_max == 0 ? 2 : 0; /* large units finish in blocks */
     int joins = !is_first_of_sequence && unit->piece < s->step_rows_max && stage_step_extends(s->unit[unit->n - 1], row);
     if (unit->is_leaving)
         messages += s->engine->is_tail ? !!(row->want & (WANT_CANDIDATES | WANT_LOGITS)) : !joins;
@@ -88,17 +102,17 @@ static int add_row(struct stage *s, struct unit *unit, struct stage_row *row, in
 /* The rows from `row` on that are ready for the unit's layer. */
 static void gather(struct stage *s, struct unit *unit, struct stage_row *row)
 {
-    for (int n = 0; row && row->row.next_layer == unit->layer && row_class(row) == unit->class && add_row(s, unit, row, !n);
+    for (int n = 0; row && row->row.next_layer == unit->layer && row_class(row) == unit->class && !waits_for_chunk(s, row) && add_row(s, unit, row, !n);
          row = row->next)
         n++;
 }
 
-static struct stage_row *entering(const struct stage_sequence *sequence, const struct unit *unit)
+static struct stage_row *entering(const struct stage *s, const struct stage_sequence *sequence, const struct unit *unit)
 {
     const struct stage_row *before = NULL;
     for (struct stage_row *row = sequence->first; row; before = row, row = row->next)
         if (row->row.next_layer == unit->layer)
-            return may_enter(before, row) && row_class(row) == unit->class ? row : NULL;
+            return may_run(s, before, row) && row_class(row) == unit->class ? row : NULL;
     return NULL;
 }
 
@@ -107,15 +121,15 @@ static struct unit choose_unit(struct stage *s)
 {
     const struct stage_row *chosen = choose_row(s);
     struct unit unit = {.messages = 1}; /* one for an expired sequence */
-    if (!chosen)
+    if (!chosen || (s->n_paused && row_class(chosen) >= PREFILL_CLASS))
         return unit;
     unit.layer = chosen->row.next_layer;
     unit.class = row_class(chosen);
-    unit.rows_max = chosen->kind == ROW_PREFILL ? s->prefill_rows : s->config.unit_rows_max;
+    unit.rows_max = chosen->kind != ROW_PREFILL ? s->config.unit_rows_max : s->engine->set_rows_max ? s->unit_capacity : s->prefill_rows;
     unit.is_leaving = unit.layer == s->engine->layer_end - 1;
     for (int i = 0; i < s->table.max; i++) {
         const struct stage_sequence *sequence = &s->table.sequences[(chosen->slot + i) % s->table.max];
-        struct stage_row *row = entering(sequence, &unit);
+        struct stage_row *row = entering(s, sequence, &unit);
         if (row)
             gather(s, &unit, row);
     }
@@ -164,7 +178,7 @@ static void drop_rows_not_finite(struct stage *s, struct unit *unit, struct outb
 }
 
 /* At most one a unit; the others come with the next ones. */
-static void expire_one(struct stage *s, uint64_t now_ns, struct outbox *out)
+void stage_expire(struct stage *s, uint64_t now_ns, struct outbox *out)
 {
     for (int i = 0; i < s->table.max; i++) {
         struct stage_sequence *sequence = &s->table.sequences[s->next_expiry];
@@ -181,11 +195,11 @@ static void expire_one(struct stage *s, uint64_t now_ns, struct outbox *out)
 
 /* ---- leaving the range ---- */
 
-/* Rows of the unit from `at` on that belong to the same sequence. */
-static int same_sequence(const struct stage *s, const struct unit *unit, int at)
+/* Of the first n_rows rows of the unit, those from `at` on that belong to the same sequence. */
+static int same_sequence(const struct stage *s, int n_rows, int at)
 {
     int n = 1;
-    while (at + n < unit->n && s->unit[at + n]->slot == s->unit[at]->slot)
+    while (at + n < n_rows && s->unit[at + n]->slot == s->unit[at]->slot)
         n++;
     return n;
 }
@@ -207,17 +221,19 @@ static enum status send_results(struct stage *s, int at, int n, struct outbox *o
     return status;
 }
 
-/* The rows of the unit have passed the last layer here. They are the first ones of their sequences (rule 8). */
-static void leave(struct stage *s, struct unit *unit, uint64_t now_ns, struct outbox *out)
+/* The first n rows of the unit leave; 0: they have all failed. */
+static int leave_block(struct stage *s, struct unit *unit, int n_block, uint64_t now_ns, struct outbox *out)
 {
     struct error err;
-    if (s->engine->is_tail && s->engine->finish(s->engine, s->unit, unit->n, s->logits, &err)) {
+    if (s->engine->is_tail && s->engine->finish(s->engine, s->unit, n_block, s->logits, &err)) {
         fail_unit(s, unit, err.text, out);
-        return;
+        return 0;
     }
-    for (int at = 0, n; at < unit->n; at += n) {
-        n = same_sequence(s, unit, at);
+    for (int at = 0, n; at < n_block; at += n) {
+        n = same_sequence(s, n_block, at);
         struct stage_sequence *sequence = sequence_of(s, s->unit[at]);
+        if (sequence->is_failed)
+            continue; /* in an earlier block */
         CHECK(sequence->first == s->unit[at]);
         if (!s->engine->is_tail)
             send_steps(s, at, n, now_ns, out);
@@ -230,6 +246,19 @@ static void leave(struct stage *s, struct unit *unit, uint64_t now_ns, struct ou
         s->counters.rows_done += (uint64_t)n;
         for (int i = 0; i < n; i++)
             stage_free_first(s, sequence);
+    }
+    return 1;
+}
+
+/* The rows of the unit have passed the last layer here. They are the first ones of their sequences (rule 8). */
+static void leave(struct stage *s, struct unit *unit, uint64_t now_ns, struct outbox *out)
+{
+    while (unit->n) {
+        int n = s->engine->is_tail && unit->n > s->config.unit_rows_max ? s->config.unit_rows_max : unit->n;
+        if (!leave_block(s, unit, n, now_ns, out))
+            return;
+        unit->n -= n;
+        memmove(s->unit, s->unit + n, (size_t)unit->n * sizeof *s->unit);
     }
 }
 
@@ -254,19 +283,62 @@ static void adapt_prefill(struct stage *s, const struct unit *unit, uint64_t too
         s->prefill_rows = s->config.unit_rows_max;
 }
 
-static void run_rows(struct stage *s, struct unit *unit, uint64_t start_ns, struct clock *clock, struct outbox *out)
+/* ---- the interrupted unit ---- */
+
+static void pause_unit(struct stage *s, const struct unit *unit)
+{
+    s->n_paused = unit->n;
+    s->paused_layer = unit->layer;
+    memcpy(s->paused, s->unit, (size_t)unit->n * sizeof *s->unit);
+    for (int i = 0; i < unit->n; i++)
+        s->paused[i]->is_paused = 1;
+}
+
+/* It becomes the present unit again. */
+static struct unit take_paused(struct stage *s)
+{
+    struct unit unit = {.layer = s->paused_layer, .n = s->n_paused, .class = PREFILL_CLASS};
+    unit.is_leaving = unit.layer == s->engine->layer_end - 1;
+    memcpy(s->unit, s->paused, (size_t)unit.n * sizeof *s->unit);
+    for (int i = 0; i < unit.n; i++)
+        s->unit[i]->is_paused = 0;
+    s->n_paused = 0;
+    return unit;
+}
+
+void stage_forget_paused(struct stage *s, struct stage_row *row)
+{
+    int kept = 0;
+    for (int i = 0; i < s->n_paused; i++)
+        if (s->paused[i] != row)
+            s->paused[kept++] = s->paused[i];
+    CHECK(kept == s->n_paused - 1);
+    s->n_paused = kept;
+    s->engine->forget(s->engine, row);
+}
+
+static void run_rows(struct stage *s, struct unit *unit, int is_resumed, uint64_t start_ns, struct clock *clock, struct outbox *out)
 {
     struct error err;
-    count_waiting(s, unit, start_ns);
-    if (s->engine->run_unit(s->engine, unit->layer, s->unit, unit->n, &err)) {
+    int is_done = 1;
+    uint64_t until_ns = start_ns + PREFILL_UNIT_NS;
+    if (!is_resumed)
+        count_waiting(s, unit, start_ns);
+    enum status status = is_resumed ? s->engine->resume(s->engine, until_ns, &is_done, &err)
+                                    : s->engine->run_unit(s->engine, unit->layer, s->unit, unit->n, until_ns, &is_done, &err);
+    if (status) {
         fail_unit(s, unit, err.text, out);
         return;
     }
     uint64_t now_ns = clock_now_ns(clock), took_ns = now_ns - start_ns;
-    if (unit->class == 2)
-        adapt_prefill(s, unit, took_ns);
     for (int i = 0; i < unit->n; i++)
         sequence_of(s, s->unit[i])->busy_ns += took_ns / (uint64_t)unit->n;
+    if (!is_done) {
+        pause_unit(s, unit);
+        return;
+    }
+    if (unit->class == PREFILL_CLASS && !s->engine->set_rows_max)
+        adapt_prefill(s, unit, took_ns);
     drop_rows_not_finite(s, unit, out);
     if (unit->is_leaving && unit->n)
         leave(s, unit, now_ns, out);
@@ -296,7 +368,7 @@ static void run_mtp(struct stage *s, struct stage_sequence *sequence, int pendin
 void stage_run_unit(struct stage *s, struct clock *clock, struct outbox *out)
 {
     uint64_t start_ns = clock_now_ns(clock);
-    expire_one(s, start_ns, out);
+    stage_expire(s, start_ns, out);
     struct stage_sequence *for_mtp = NULL;
     int pending = 0;
     for (int i = 0; i < s->table.max && !pending; i++) {
@@ -307,9 +379,12 @@ void stage_run_unit(struct stage *s, struct clock *clock, struct outbox *out)
         run_mtp(s, for_mtp, pending, out);
     } else {
         struct unit unit = choose_unit(s);
+        int is_resumed = !unit.n && s->n_paused;
+        if (is_resumed)
+            unit = take_paused(s);
         if (!unit.n)
             return;
-        run_rows(s, &unit, start_ns, clock, out);
+        run_rows(s, &unit, is_resumed, start_ns, clock, out);
     }
     s->counters.units++;
     s->counters.busy_ns += clock_now_ns(clock) - start_ns;

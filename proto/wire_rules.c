@@ -56,11 +56,13 @@ static const struct field_rule assign[] = {
     {"max_positions", FIELD_WHOLE, 1, POSITIONS_MAX, 0},
     {"max_sequences", FIELD_WHOLE, 1, SEQUENCES_MAX, 0},
     {"max_rows_in_flight", FIELD_WHOLE, 1, POSITIONS_MAX, 0},
+    {"chunk_rows_max", FIELD_WHOLE, 0, STEP_ROWS_MAX, 0},
 };
 static const struct field_rule ready[] = {
     {"layer_begin", FIELD_WHOLE, 0, LAYERS_WIRE_MAX - 1, 0},
     {"layer_end", FIELD_WHOLE, 1, LAYERS_WIRE_MAX, 0},
     {"free_positions", FIELD_WHOLE, LENGTH, 0},
+    {"chunk_rows", FIELD_WHOLE, 0, STEP_ROWS_MAX, 0},
 };
 static const struct field_rule heartbeat[] = {
     {"progress", FIELD_WHOLE, ANY, 0}, {"unit_ms", FIELD_WHOLE, MILLISECONDS, 0}, {"state", FIELD_NAME, 0, NAME_BYTES_MAX, 0},

@@ -71,7 +71,8 @@ struct ranges {
 static struct ranges *open_ranges(struct weights_source *source, const int *ends, int n)
 {
     struct ranges *r = xcalloc(1, sizeof *r);
-    struct stage_forward_sizes sizes = {SEQUENCES_MAX_HERE * 128, SEQUENCES_MAX_HERE, 2 * UNIT_ROWS, UNIT_ROWS};
+    /* With several ranges the rows of a layer are sets that are interrupted wherever they can be. */
+    struct stage_forward_sizes sizes = {SEQUENCES_MAX_HERE * 128, SEQUENCES_MAX_HERE, 2 * UNIT_ROWS, UNIT_ROWS, n > 1 ? UNIT_ROWS : 0};
     struct error err;
     r->n = n;
     OK(kernels_select(&r->kernels, "auto", &err));
@@ -132,8 +133,13 @@ static void run_engine(struct ranges *r, int i, const struct wanted_row *wanted,
         OK(e->enter(e, row, &err));
         list[j] = row;
     }
-    for (int layer = e->layer_begin; layer < e->layer_end; layer++)
-        OK(e->run_unit(e, layer, list, n, &err));
+    for (int layer = e->layer_begin; layer < e->layer_end; layer++) {
+        int is_done, pieces = 1;
+        OK(e->run_unit(e, layer, list, n, 1, &is_done, &err)); /* 1 ns: late at every opportunity */
+        for (; !is_done; pieces++)
+            OK(e->resume(e, 1, &is_done, &err));
+        assert_true(e->set_rows_max ? n < 8 || pieces > 1 : pieces == 1);
+    }
 }
 
 static void run_set(struct ranges *r, const struct wanted_row *wanted, int n, const struct cases *cases, int is_compared)

@@ -174,14 +174,53 @@ static void run_row(struct hash_engine *e, int layer, struct stage_row *row)
     e->n_rows_run++;
 }
 
-static enum status engine_run_unit(struct row_engine *base, int layer, struct stage_row **rows, int n_rows, struct error *err)
+/* A third of an interrupted unit's rows. */
+static enum status engine_resume(struct row_engine *base, uint64_t until_ns, int *is_done, struct error *err)
 {
-    (void)err;
+    (void)until_ns, (void)err;
+    struct hash_engine *e = of(base);
+    expect(e, e->n_set > 0, "only an interrupted unit goes on");
+    int end = e->set_done + (e->n_set + 2) / 3;
+    end = end < e->n_set ? end : e->n_set;
+    for (; e->set_done < end; e->set_done++)
+        if (e->set[e->set_done])
+            run_row(e, e->set_layer, e->set[e->set_done]);
+    *is_done = e->set_done == e->n_set;
+    if (*is_done)
+        e->n_set = 0;
+    return STATUS_OK;
+}
+
+static enum status engine_run_unit(struct row_engine *base, int layer, struct stage_row **rows, int n_rows, uint64_t until_ns, int *is_done,
+                                   struct error *err)
+{
     struct hash_engine *e = of(base);
     CHECK(layer >= base->layer_begin && layer < base->layer_end && n_rows >= 1);
+    *is_done = 1;
+    if (e->options.set_rows && rows[0]->kind == ROW_PREFILL) {
+        expect(e, !e->n_set && n_rows <= base->set_rows_max, "one interrupted unit at a time");
+        memcpy(e->set, rows, (size_t)n_rows * sizeof *rows);
+        e->n_set = n_rows;
+        e->set_done = 0;
+        e->set_layer = layer;
+        return engine_resume(base, until_ns, is_done, err);
+    }
     for (int i = 0; i < n_rows; i++)
         run_row(e, layer, rows[i]);
     return STATUS_OK;
+}
+
+static void engine_forget(struct row_engine *base, struct stage_row *row)
+{
+    struct hash_engine *e = of(base);
+    int alive = 0;
+    for (int i = 0; i < e->n_set; i++) {
+        if (e->set[i] == row)
+            e->set[i] = NULL;
+        alive += e->set[i] != NULL;
+    }
+    if (!alive)
+        e->n_set = 0;
 }
 
 static enum status engine_finish(struct row_engine *base, struct stage_row **rows, int n_rows, const float **logits, struct error *err)
@@ -240,6 +279,7 @@ struct hash_engine *hash_engine_new(const struct hash_engine_options *options)
     e->options = *options;
     e->slots = xcalloc((size_t)options->max_sequences, sizeof *e->slots);
     e->logits = xcalloc((size_t)HASH_UNIT_ROWS_MAX * (size_t)options->vocab_size, sizeof *e->logits);
+    e->set = xcalloc((size_t)options->set_rows + 1, sizeof *e->set);
     e->free_positions = cache_blocks_for(options->max_positions) * CACHE_BLOCK_POSITIONS;
     e->base = (struct row_engine){
         .layer_begin = options->layer_begin,
@@ -254,7 +294,10 @@ struct hash_engine *hash_engine_new(const struct hash_engine_options *options)
         .drop = engine_drop,
         .truncate = engine_truncate,
         .enter = engine_enter,
+        .set_rows_max = options->set_rows,
         .run_unit = engine_run_unit,
+        .resume = engine_resume,
+        .forget = engine_forget,
         .finish = engine_finish,
         .mtp_rows = engine_mtp_rows,
         .mtp_length = engine_mtp_length,
@@ -270,6 +313,7 @@ void hash_engine_free(struct hash_engine **engine)
     for (int i = 0; i < e->options.max_sequences; i++)
         release_slot(&e->slots[i]);
     free(e->slots);
+    free(e->set);
     free(e->logits);
     free(e);
     *engine = NULL;

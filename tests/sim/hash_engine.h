@@ -13,6 +13,7 @@ struct hash_engine_options {
     int has_mtp;
     int vocab_size;
     int max_sequences, max_positions; /* positions of all sequences together, rounded up to blocks */
+    int set_rows; /* prefill units of up to so many rows, each interrupted twice; 0: units are whole */
     int bad_token, bad_layer;         /* a row of this token stops being finite in this layer; -1: none */
 };
 
@@ -22,6 +23,8 @@ struct hash_engine {
     struct hash_slot *slots;
     float *logits; /* [HASH_UNIT_ROWS_MAX][vocab] */
     int free_positions;
+    struct stage_row **set; /* [set_rows] of the interrupted unit, NULL: forgotten */
+    int n_set, set_done, set_layer;
     /* Broken promises of the stage: rows out of order, units of mixed layers, MTP rows twice or out of order, use of a slot that is not
      * open. */
     int n_violations;

@@ -350,6 +350,7 @@ static void on_assign(struct world *w, int i, const Hearth__Envelope *e)
                                                               .vocab_size = VOCAB,
                                                               .max_sequences = (int)a->max_sequences,
                                                               .max_positions = (int)a->max_positions,
+                                                              .set_rows = n->end % 2 ? 2 * CHUNK : 0,
                                                               .bad_token = -1,
                                                               .bad_layer = -1});
     struct stage_config config = {.epoch_instance = n->epoch_instance,
