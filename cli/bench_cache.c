@@ -8,7 +8,7 @@
 
 struct bench_cache_options {
     const char *trace;
-    int64_t slots, layers, experts, top_k, tokens, drift, seed;
+    int64_t slots, in_flight, layers, experts, top_k, tokens, drift, seed;
     double synthetic, correlation, warm;
 };
 
@@ -27,17 +27,20 @@ static const struct option_row rows[] = {
     {"seed", OPTION_INT, AT(seed), "1", 0, 9e15, .metavar = "N", .help = "with --synthetic: the same seed gives the same rows"},
     {"slots", OPTION_INT, AT(slots), "0", 0, 1 << 22, .metavar = "N",
      .help = "slots in all; 0: a table from a quarter of top_k a layer to half of the experts"},
+    {"in-flight", OPTION_INT, AT(in_flight), "0", 0, TOP_K_MAX, .metavar = "N",
+     .help = "reads of one request that are under way together, so that it takes its own slots again; 0: all"},
     {"warm", OPTION_NUMBER, AT(warm), "0.25", 0, 0.99, .metavar = "SHARE", .help = "share of the rows that only fill the caches"},
 };
 
 static const char *const kind_names[N_REPLAY_KINDS] = {
     [REPLAY_LRU] = "LRU", [REPLAY_LFU] = "LFU", [REPLAY_POLICY] = "ours", [REPLAY_STATIC] = "static", [REPLAY_OPTIMUM] = "optimum"};
 
-static void print_line(const struct routing_trace *trace, const char *name, int n_slots, int first_row)
+static void print_line(const struct routing_trace *trace, const char *name, struct replay_setup setup)
 {
-    printf("%-18s %7d %8.2f |", name, n_slots, (double)n_slots / routing_trace_used_layers(trace));
+    printf("%-18s %7d %8.2f |", name, setup.n_slots, (double)setup.n_slots / routing_trace_used_layers(trace));
     for (int kind = 0; kind < N_REPLAY_KINDS; kind++) {
-        struct replay_result r = cache_replay(trace, (enum replay_kind)kind, n_slots, first_row);
+        setup.kind = (enum replay_kind)kind;
+        struct replay_result r = cache_replay(trace, &setup);
         printf(" %7.2f", r.uses ? 100.0 * (double)r.hits / (double)r.uses : 0.0);
         fflush(stdout);
     }
@@ -53,8 +56,9 @@ static void print_table(const struct routing_trace *trace, const struct bench_ca
     for (int kind = 0; kind < N_REPLAY_KINDS; kind++)
         printf(" %7s", kind_names[kind]);
     putchar('\n');
+    struct replay_setup setup = {.n_slots = (int)o->slots, .first_row = first_row, .in_flight = (int)o->in_flight};
     if (o->slots) {
-        print_line(trace, "--slots", (int)o->slots, first_row);
+        print_line(trace, "--slots", setup);
         return;
     }
     const struct {
@@ -65,8 +69,10 @@ static void print_table(const struct routing_trace *trace, const struct bench_ca
                   {"top_k", layers * trace->top_k},
                   {"1/4 of experts", layers * trace->n_experts / 4},
                   {"1/2 of experts", layers * trace->n_experts / 2}};
-    for (size_t i = 0; i < sizeof points / sizeof *points; i++)
-        print_line(trace, points[i].name, points[i].slots ? points[i].slots : 1, first_row);
+    for (size_t i = 0; i < sizeof points / sizeof *points; i++) {
+        setup.n_slots = points[i].slots ? points[i].slots : 1;
+        print_line(trace, points[i].name, setup);
+    }
 }
 
 static enum status run(const void *options, const char **arguments, int n_arguments, struct error *err)

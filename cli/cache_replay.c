@@ -8,8 +8,8 @@
 
 struct replay {
     const struct routing_trace *trace;
-    enum replay_kind kind;
-    int n_slots, n_filled;
+    struct replay_setup setup;
+    int n_filled;
     struct policy_slot *slots; /* [n_slots] */
     int64_t *worth;            /* [n_slots] LRU, LFU, optimum: the least goes */
     int *slot_of;              /* [n_layers * n_experts] -1: not there */
@@ -40,19 +40,19 @@ static int *find_next_rows(const struct trace_layer *layer, int n_experts, int t
     return next;
 }
 
-static void replay_init(struct replay *r, const struct routing_trace *trace, enum replay_kind kind, int n_slots)
+static void replay_init(struct replay *r, const struct routing_trace *trace, const struct replay_setup *setup)
 {
     size_t keys = (size_t)trace->n_layers * (size_t)trace->n_experts;
-    *r = (struct replay){.trace = trace, .kind = kind, .n_slots = n_slots};
-    r->slots = xcalloc((size_t)n_slots, sizeof *r->slots);
-    r->worth = xcalloc((size_t)n_slots, sizeof *r->worth);
+    *r = (struct replay){.trace = trace, .setup = *setup};
+    r->slots = xcalloc((size_t)setup->n_slots, sizeof *r->slots);
+    r->worth = xcalloc((size_t)setup->n_slots, sizeof *r->worth);
     r->slot_of = xcalloc(keys, sizeof *r->slot_of);
     r->uses = xcalloc(keys, sizeof *r->uses);
     for (size_t i = 0; i < keys; i++)
         r->slot_of[i] = -1;
-    if (kind == REPLAY_POLICY)
+    if (setup->kind == REPLAY_POLICY)
         r->policy = expert_policy_new(&(struct expert_policy_config){trace->n_layers, trace->n_experts, trace->top_k});
-    if (kind == REPLAY_OPTIMUM) {
+    if (setup->kind == REPLAY_OPTIMUM) {
         r->next_row = xcalloc((size_t)trace->n_layers, sizeof *r->next_row);
         for (int layer = 0; layer < trace->n_layers; layer++)
             r->next_row[layer] = find_next_rows(&trace->layers[layer], trace->n_experts, trace->top_k);
@@ -74,10 +74,10 @@ static void replay_release(struct replay *r)
 
 static int find_victim(const struct replay *r)
 {
-    if (r->kind == REPLAY_POLICY)
-        return expert_policy_victim(r->policy, r->slots, r->n_slots);
+    if (r->setup.kind == REPLAY_POLICY)
+        return expert_policy_victim(r->policy, r->slots, r->setup.n_slots);
     int victim = -1;
-    for (int i = 0; i < r->n_slots; i++)
+    for (int i = 0; i < r->setup.n_slots; i++)
         if (r->slots[i].may_go && (victim < 0 || r->worth[i] < r->worth[victim]))
             victim = i;
     return victim;
@@ -86,10 +86,10 @@ static int find_victim(const struct replay *r)
 /* A slot for a miss: -1 when even those that the request released, of ids below `expert`, are none. */
 static int take_slot(struct replay *r, int layer, int expert)
 {
-    if (r->n_filled < r->n_slots)
+    if (r->n_filled < r->setup.n_slots)
         return r->n_filled++;
     int victim = find_victim(r);
-    for (int i = 0; victim < 0 && i < r->n_slots; i++)
+    for (int i = 0; victim < 0 && i < r->setup.n_slots; i++)
         if (r->slots[i].layer == layer && r->slots[i].expert < expert)
             victim = i;
     if (victim >= 0)
@@ -100,7 +100,7 @@ static int take_slot(struct replay *r, int layer, int expert)
 static int64_t worth_of(const struct replay *r, int layer, int row, int n, size_t key)
 {
     int64_t layers = r->trace->n_layers;
-    switch (r->kind) {
+    switch (r->setup.kind) {
     case REPLAY_LRU:
         return row * layers + layer;
     case REPLAY_LFU:
@@ -113,33 +113,60 @@ static int64_t worth_of(const struct replay *r, int layer, int row, int n, size_
 }
 
 /* One row's request of one layer. */
-static void request(struct replay *r, int layer, int row, int counts)
+struct request {
+    int layer, ids[TOP_K_MAX], is_hit[TOP_K_MAX];
+};
+
+/* Pins what is there and counts. */
+static void open_request(struct replay *r, struct request *q, int layer, int row)
 {
-    int top_k = r->trace->top_k, ids[TOP_K_MAX], ones[TOP_K_MAX], is_hit[TOP_K_MAX];
+    int top_k = r->trace->top_k, ones[TOP_K_MAX], counts = row >= r->setup.first_row;
+    q->layer = layer;
     for (int n = 0; n < top_k; n++) {
-        ids[n] = r->trace->layers[layer].ids[(size_t)row * (size_t)top_k + (size_t)n];
+        q->ids[n] = r->trace->layers[layer].ids[(size_t)row * (size_t)top_k + (size_t)n];
         ones[n] = 1;
-        int slot = r->slot_of[key_of(r, layer, ids[n])];
-        is_hit[n] = slot >= 0;
-        if (is_hit[n])
-            r->slots[slot].may_go = 0;
-        r->uses[key_of(r, layer, ids[n])]++;
-        r->result.hits += (uint64_t)(counts && is_hit[n]);
-        r->result.uses += (uint64_t)(counts != 0);
+        size_t key = key_of(r, layer, q->ids[n]);
+        q->is_hit[n] = r->slot_of[key] >= 0;
+        if (q->is_hit[n])
+            r->slots[r->slot_of[key]].may_go = 0;
+        r->uses[key]++;
+        r->result.hits += (uint64_t)(counts && q->is_hit[n]);
+        r->result.uses += (uint64_t)counts;
     }
     if (r->policy)
-        expert_policy_observe(r->policy, layer, ids, ones, top_k, 1);
-    for (int n = 0; n < top_k; n++) {
-        size_t key = key_of(r, layer, ids[n]);
-        int slot = is_hit[n] ? r->slot_of[key] : take_slot(r, layer, ids[n]);
-        if (slot < 0 || (is_hit[n] && r->slots[slot].expert != ids[n]))
+        expert_policy_observe(r->policy, layer, q->ids, ones, top_k, 1);
+}
+
+/* Releases what has been used when the miss at n starts: all up to the in_flight-th miss before it. */
+static void release_used(struct replay *r, const struct request *q, int n)
+{
+    int used = n - 1;
+    for (int left = r->setup.in_flight; used >= 0 && (left -= !q->is_hit[used]) > 0; used--)
+        ;
+    for (; used >= 0; used--) {
+        int slot = r->slot_of[key_of(r, q->layer, q->ids[used])];
+        if (slot >= 0)
+            r->slots[slot].may_go = 1;
+    }
+}
+
+static void replay_row(struct replay *r, int layer, int row)
+{
+    struct request q;
+    open_request(r, &q, layer, row);
+    for (int n = 0; n < r->trace->top_k; n++) {
+        size_t key = key_of(r, layer, q.ids[n]);
+        if (!q.is_hit[n] && r->setup.in_flight)
+            release_used(r, &q, n);
+        int slot = q.is_hit[n] ? r->slot_of[key] : take_slot(r, layer, q.ids[n]);
+        if (slot < 0) /* released already and taken by another, or read past the cache */
             continue;
-        r->slots[slot] = (struct policy_slot){.layer = layer, .expert = ids[n]};
+        r->slots[slot] = (struct policy_slot){.layer = layer, .expert = q.ids[n]};
         r->slot_of[key] = slot;
         r->worth[slot] = worth_of(r, layer, row, n, key);
     }
-    for (int n = 0; n < top_k; n++) {
-        int slot = r->slot_of[key_of(r, layer, ids[n])];
+    for (int n = 0; n < r->trace->top_k; n++) {
+        int slot = r->slot_of[key_of(r, layer, q.ids[n])];
         if (slot >= 0)
             r->slots[slot].may_go = 1;
     }
@@ -166,17 +193,17 @@ static struct replay_result replay_static(const struct routing_trace *trace, int
     return result;
 }
 
-struct replay_result cache_replay(const struct routing_trace *trace, enum replay_kind kind, int n_slots, int first_row)
+struct replay_result cache_replay(const struct routing_trace *trace, const struct replay_setup *setup)
 {
-    CHECK(n_slots >= 1 && first_row >= 0);
-    if (kind == REPLAY_STATIC)
-        return replay_static(trace, n_slots, first_row);
+    CHECK(setup->n_slots >= 1 && setup->first_row >= 0 && setup->in_flight >= 0);
+    if (setup->kind == REPLAY_STATIC)
+        return replay_static(trace, setup->n_slots, setup->first_row);
     struct replay r;
-    replay_init(&r, trace, kind, n_slots);
+    replay_init(&r, trace, setup);
     for (int row = 0; row < routing_trace_rows(trace); row++)
         for (int layer = 0; layer < trace->n_layers; layer++)
             if (row < trace->layers[layer].n_rows)
-                request(&r, layer, row, row >= first_row);
+                replay_row(&r, layer, row);
     struct replay_result result = r.result;
     replay_release(&r);
     return result;

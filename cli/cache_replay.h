@@ -17,9 +17,16 @@ struct replay_result {
     uint64_t hits, uses;
 };
 
-/* Row by row through all layers, as decode goes. n_slots slots are shared by all layers; rows from first_row on count. A row's request of a
- * layer pins what is there; each miss takes an empty slot or the least valuable one that this request does not use. Where there is none, it
- * takes what the request has released: ids are used and released in ascending order. */
-struct replay_result cache_replay(const struct routing_trace *trace, enum replay_kind kind, int n_slots, int first_row);
+struct replay_setup {
+    enum replay_kind kind;
+    int n_slots;   /* shared by all layers */
+    int first_row; /* rows from here on count */
+    int in_flight; /* reads of one request that are under way together; 0: all of them */
+};
+
+/* Row by row through all layers, as decode goes. A row's request of a layer pins what is there; each miss takes an empty slot or the least
+ * valuable one that this request does not use. Ids are used and released in ascending order: a miss may take what its request has released
+ * by then, which is when in_flight misses before it have been read, or when no other slot may go. */
+struct replay_result cache_replay(const struct routing_trace *trace, const struct replay_setup *setup);
 
 #endif

@@ -27,19 +27,18 @@ enum {
     IMPORTED_ROWS = 500,      /* rows that imported counts stand for */
     LEARN_ROWS_MAX = 8,       /* in larger sets nobody knows which row came after which */
     SET_ROWS_MAX = 256,       /* evidence that one set of rows can give */
-    FOLLOW_ROWS_MAX = 255,    /* a follower's excess is a mean over about so many rows */
+    FOLLOW_ROWS_MAX = 255,    /* a row of `after` is a mean over about so many rows */
     FOLLOW_EXPERTS_MAX = 512, /* above it the table of followers would outgrow the experts that it finds */
 };
 
 struct layer_use {
-    double n_rows;        /* seen, as evidence counts them */
-    float *mean[N_MEANS]; /* [n_experts] uses per row */
-    float *value;         /* [n_experts] the figure */
-    float *excess; /* [n_experts][n_experts] by how much the second is likelier than usual in the row after one that chose the first; or
-                      NULL */
-    float *follow; /* [n_experts] mean of `excess` over what the last row chose */
-    unsigned char *n_followed;                      /* [n_experts] rows behind a row of `excess`, up to FOLLOW_ROWS_MAX */
-    int *last, n_last;                              /* what the last row chose; 0: it was no single row */
+    double n_rows;             /* seen, as evidence counts them */
+    float *mean[N_MEANS];      /* [n_experts] uses per row */
+    float *value;              /* [n_experts] the figure */
+    float *after;              /* [n_experts][n_experts] uses of the second in the row after one that chose the first; NULL: not kept */
+    float *follow;             /* [n_experts] mean of `after` over what the last row chose */
+    unsigned char *n_followed; /* [n_experts] rows that a row of `after` has seen, up to FOLLOW_ROWS_MAX */
+    int *last, n_last;         /* what the last row chose; 0: it was no single row */
     double gram[N_SIGNS][N_SIGNS], moment[N_SIGNS]; /* of the least squares */
     float weight[N_SIGNS];
 };
@@ -98,18 +97,18 @@ struct expert_policy *expert_policy_new(const struct expert_policy_config *confi
     p->chosen = take(&at, n);
     p->turn = take(&at, (size_t)config->n_layers);
     for (int i = 0; i < config->n_layers; i++)
-        p->turn[i] = 1.0f / (1.0f + (float)(i + 1) / (float)config->n_layers);
+        p->turn[i] = 1.0f / (0.3f + (float)(i + 1) / (float)config->n_layers);
     for (int layer = 0; layer < config->n_layers; layer++) {
         struct layer_use *l = &p->layers[layer];
         for (int i = 0; i < N_MEANS; i++)
             l->mean[i] = take(&at, n);
         l->value = take(&at, n);
         l->follow = take(&at, n);
-        l->excess = has_followers(config) ? take(&at, n * n) : NULL;
+        l->after = has_followers(config) ? take(&at, n * n) : NULL;
         l->n_followed = xcalloc(n, sizeof *l->n_followed);
         l->last = xcalloc(n, sizeof *l->last);
         for (size_t e = 0; e < n; e++) {
-            l->value[e] = (float)config->top_k / (float)config->n_experts;
+            l->value[e] = l->follow[e] = (float)config->top_k / (float)config->n_experts;
             for (int i = 0; i < N_MEANS; i++)
                 l->mean[i][e] = l->value[e];
         }
@@ -139,7 +138,7 @@ static void signs_of(const struct layer_use *l, int expert, float signs[N_SIGNS]
 {
     for (int i = 0; i < LONG; i++)
         signs[i] = l->mean[i][expert] - l->mean[LONG][expert];
-    signs[FOLLOW] = l->follow[expert];
+    signs[FOLLOW] = l->follow[expert] - l->mean[LONG][expert];
 }
 
 /* Takes in what the signs, as they stood before the rows, had to say of them. */
@@ -189,11 +188,13 @@ static void learn_followers(struct layer_use *l, const float *chosen, int n_expe
 {
     for (int i = 0; i < l->n_last; i++) {
         unsigned char *n = &l->n_followed[l->last[i]];
-        float *excess = l->excess + (size_t)l->last[i] * (size_t)n_experts;
+        float *after = l->after + (size_t)l->last[i] * (size_t)n_experts;
+        if (!*n) /* what nothing is known of is as usual */
+            memcpy(after, l->mean[LONG], (size_t)n_experts * sizeof *after);
         *n = (unsigned char)(*n < FOLLOW_ROWS_MAX ? *n + 1 : FOLLOW_ROWS_MAX);
-        float step = 1.0f / (float)(*n + 8);
+        float step = 1.0f / (float)(*n + 2);
         for (int e = 0; e < n_experts; e++)
-            excess[e] += step * (chosen[e] - l->mean[LONG][e] - excess[e]);
+            after[e] += step * (chosen[e] - after[e]);
     }
 }
 
@@ -223,9 +224,9 @@ static void find_followers(struct layer_use *l, const int *experts, const int *r
         sum += rows[i];
     memset(l->follow, 0, (size_t)n_experts * sizeof *l->follow);
     for (int i = 0; i < n; i++) {
-        const float *excess = l->excess + (size_t)experts[i] * (size_t)n_experts;
+        const float *after = l->n_followed[experts[i]] ? l->after + (size_t)experts[i] * (size_t)n_experts : l->mean[LONG];
         for (int e = 0; e < n_experts; e++)
-            l->follow[e] += (float)rows[i] / (float)sum * excess[e];
+            l->follow[e] += (float)rows[i] / (float)sum * after[e];
     }
 }
 
@@ -255,11 +256,13 @@ void expert_policy_observe(struct expert_policy *policy, int layer, const int *e
         learn_fit(l, policy->chosen, n_experts);
         solve_fit(l, &policy->config);
     }
-    if (l->excess && n_rows == 1)
+    if (l->after && n_rows == 1)
         learn_followers(l, policy->chosen, n_experts);
     move_means(l, policy->chosen, n_experts, evidence_rows(n_rows));
-    if (l->excess)
+    if (l->after)
         find_followers(l, experts, rows, n, n_experts);
+    else
+        memcpy(l->follow, l->mean[LONG], (size_t)n_experts * sizeof *l->follow);
     l->n_last = n_rows == 1 ? n : 0;
     memcpy(l->last, experts, (size_t)l->n_last * sizeof *l->last);
     set_values(l, n_experts);
@@ -274,8 +277,8 @@ float expert_policy_value(const struct expert_policy *policy, int layer, int exp
     return policy->layers[layer].value[expert];
 }
 
-/* A slot earns its value when its layer's turn comes, and until then it is only held: of two alike the one whose turn is further away goes.
- * At most a factor of two, from the next layer to the one that was just passed. */
+/* A slot earns its value when its layer's turn comes and is only held until then: value by waiting time, so of two alike the one whose turn
+ * is further away goes. The constant in `turn` bounds that to a factor of about 4: values are estimates. */
 static float slot_worth(const struct expert_policy *policy, const struct policy_slot *slot)
 {
     int behind = slot->layer - policy->last_layer - 1;
@@ -328,7 +331,7 @@ void expert_policy_import(struct expert_policy *policy, const float *uses)
             u = u > 0 && u <= 1 ? u : u > 1 ? 1 : 0; /* a NaN is no use */
             for (int i = 0; i < N_MEANS; i++)
                 l->mean[i][e] = u;
-            l->follow[e] = 0;
+            l->follow[e] = u;
         }
         set_values(l, policy->config.n_experts);
     }
