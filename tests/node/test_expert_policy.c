@@ -259,7 +259,7 @@ static struct expert_policy *warm_policy(void)
 {
     struct expert_policy *p = new_policy();
     random_state = 7;
-    for (int row = 0; row < 600; row++)
+    for (int row = 0; row < 2000; row++)
         for (int layer = 0; layer < LAYERS; layer++) {
             int ids[TOP_K];
             for (int n = 0; n < TOP_K; n++)
@@ -318,7 +318,11 @@ static void long_prefill_leaves_the_hot_set_and_is_evidence(void **state)
         ids[i] = 16 + i;
         rows[i] = 100000 / 4;
     }
+    static float uses[KEYS];
     expert_policy_observe(p, 0, ids, rows, 16, 100000);
+    expert_policy_export(p, uses);
+    for (int hot = 0; hot < TOP_K; hot++)
+        assert_true(uses[hot] > 0.65f);
     for (int hot = 0; hot < TOP_K; hot++)
         for (int e = TOP_K; e < EXPERTS; e++)
             assert_true(expert_policy_value(p, 0, hot) > expert_policy_value(p, 0, e));
