@@ -252,7 +252,8 @@ static const struct option_row options[] = {
     {"api-key-file", OPTION_TEXT, AT(api_key_file), .metavar = "FILE", .help = "with --cluster: file whose first line is the API key"},
     {"tokens", OPTION_TEXT, AT(tokens), .metavar = "FILE.json", .help = "array of arrays of token ids"},
     {"out", OPTION_TEXT, AT(out), .metavar = "FILE.safetensors", .help = "file to write: case{i}.logits, case{i}.draft_logits, f32"},
-    {"trace", OPTION_TEXT, AT(trace), .metavar = "FILE", .help = "with --model: record which experts the rows choose, for hearth bench cache"},
+    {"trace", OPTION_TEXT, AT(trace), .metavar = "FILE",
+     .help = "with --model: record which experts the rows choose, for hearth bench cache"},
     {"drafts", OPTION_FLAG, AT(drafts), .help = "also the true MTP rows"},
     CLI_MODEL_OPTION_ROWS(struct logits_options, model),
 };
