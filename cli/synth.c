@@ -18,22 +18,21 @@ struct synth_arguments {
     int no_mtp;
 };
 
-enum { FROM_SHAPE = -1 }; /* not given */
-
 #define AT(member) offsetof(struct synth_arguments, member)
 static const struct option_row rows[] = {
     {"like", OPTION_CHOICE, AT(like), "bench", 0, 0, SYNTH_SHAPES, "NAME",
      "whose sizes it has where nothing else is said; bench: hidden 2048, 64 experts a layer, 3.3 MB each"},
-    {"layers", OPTION_INT, AT(layers), "-1", -1, LAYERS_MAX - 1, NULL, "N", "decoder layers, the dense ones included, the MTP layer not"},
+    {"layers", OPTION_INT, AT(layers), NULL, 0, LAYERS_MAX - 1, NULL, "N",
+     "decoder layers, the dense ones included, the MTP layer not; 0, here and below: as --like has it"},
     {"dense-layers", OPTION_INT, AT(dense_layers), "-1", -1, LAYERS_MAX - 1, NULL, "N",
-     "how many of them, from the first, have no routed experts"},
-    {"hidden", OPTION_INT, AT(hidden), "-1", -1, 1 << 16, NULL, "N", "hidden size"},
-    {"experts", OPTION_INT, AT(experts), "-1", -1, EXPERTS_MAX, NULL, "N", "routed experts a layer"},
-    {"top-k", OPTION_INT, AT(top_k), "-1", -1, TOP_K_MAX, NULL, "N", "experts a token uses in a layer"},
-    {"moe-intermediate", OPTION_INT, AT(moe_intermediate), "-1", -1, 1 << 18, NULL, "N", "inner width of an expert"},
-    {"vocab", OPTION_INT, AT(vocab), "-1", -1, 1 << 21, NULL, "N", "rows of embedding and head"},
-    {"skew", OPTION_NUMBER, AT(skew), "0.12", 0, 10, NULL, "A",
-     "how unevenly experts are used: the router's bias is -A ln(rank + 1); 0: evenly, 0.12: like real traffic"},
+     "how many of them, from the first, have no routed experts; -1: as --like has it"},
+    {"hidden", OPTION_INT, AT(hidden), NULL, 0, 1 << 16, NULL, "N", "hidden size"},
+    {"experts", OPTION_INT, AT(experts), NULL, 0, EXPERTS_MAX, NULL, "N", "routed experts a layer"},
+    {"top-k", OPTION_INT, AT(top_k), NULL, 0, TOP_K_MAX, NULL, "N", "experts a token uses in a layer"},
+    {"moe-intermediate", OPTION_INT, AT(moe_intermediate), NULL, 0, 1 << 18, NULL, "N", "inner width of an expert"},
+    {"vocab", OPTION_INT, AT(vocab), NULL, 0, 1 << 21, NULL, "N", "rows of embedding and head"},
+    {"skew", OPTION_NUMBER, AT(skew), "-1", -1, 10, NULL, "A",
+     "how unevenly experts are used: the router's bias is -A ln(rank + 1); 0: evenly; -1: 0.12, but 0.05 for glm-5.2 with its 256 experts"},
     {"no-mtp", OPTION_FLAG, AT(no_mtp), NULL, 0, 0, NULL, NULL, "without the MTP layer"},
     {"seed", OPTION_INT, AT(seed), "1", 0, 9007199254740992.0, NULL, "N", "the same seed gives the same pack on any machine"},
     {"precision", OPTION_CHOICE, AT(precision), "int4", 0, 0, "int4|int8", "KIND",
@@ -85,7 +84,7 @@ static void show(void *ctx, const struct synth_progress *p)
 
 static void set(int *size, int64_t given)
 {
-    if (given != FROM_SHAPE)
+    if (given > 0)
         *size = (int)given;
 }
 
@@ -93,9 +92,10 @@ static struct synth_shape shape_of(const struct synth_arguments *a)
 {
     struct synth_shape shape = *synth_shape_find(a->like);
     set(&shape.n_layers, a->layers);
-    if (a->layers != FROM_SHAPE && shape.n_dense_layers > shape.n_layers)
+    if (shape.n_dense_layers > shape.n_layers)
         shape.n_dense_layers = shape.n_layers; /* the first layers of the model */
-    set(&shape.n_dense_layers, a->dense_layers);
+    if (a->dense_layers >= 0)
+        shape.n_dense_layers = (int)a->dense_layers;
     set(&shape.hidden_size, a->hidden);
     set(&shape.n_experts, a->experts);
     set(&shape.top_k, a->top_k);
@@ -103,6 +103,8 @@ static struct synth_shape shape_of(const struct synth_arguments *a)
     set(&shape.vocab_size, a->vocab);
     if (a->no_mtp)
         shape.n_mtp_layers = 0;
+    if (a->skew >= 0)
+        shape.skew = a->skew;
     return shape;
 }
 
@@ -116,7 +118,6 @@ static enum status synth_run(const void *options, const char **arguments, int n_
     struct synth_options o = {.shape = shape_of(a),
                               .precision = (enum precision)precision_by_name(a->precision),
                               .seed = (uint64_t)a->seed,
-                              .skew = a->skew,
                               .report = show,
                               .ctx = &display,
                               .stop = &stop};

@@ -17,10 +17,9 @@ struct synth_progress {
 };
 
 struct synth_options {
-    struct synth_shape shape;
+    struct synth_shape shape; /* its skew: the router's bias of an expert is -skew * ln(rank + 1), ranks in random order per layer */
     enum precision precision; /* int8 or int4 */
     uint64_t seed;
-    double skew; /* of the routing: the router's bias of an expert is -skew * ln(rank + 1), ranks in random order per layer */
     void (*report)(void *ctx, const struct synth_progress *progress); /* may be NULL; called by one thread at a time */
     void *ctx;
     const volatile sig_atomic_t *stop; /* may be NULL; not zero: stop soon with STATUS_CANCELLED */
@@ -33,7 +32,7 @@ struct synth_result {
 
 /* Uses parallel_for's threads, which write too: a few more than cores keep the disk busy. Memory: one expert's record per thread, or 32 MB
  * and a matrix's scales. dir: not there, empty, or what a killed run left. When it fails, what was written is removed, and dir too if it
- * was made here. The bytes depend on shape, precision, seed and skew only. */
+ * was made here. The bytes depend on shape, precision and seed only. */
 enum status synth_pack(const char *dir, const struct synth_options *options, struct synth_result *result, struct error *err);
 
 #endif

@@ -14,6 +14,7 @@ struct synth_shape {
     int index_heads, index_dim, index_topk, index_frequency, index_offset; /* IndexShare, spec 1.3 */
     int max_positions;
     int64_t rope_theta;
+    double skew; /* of the routing, see model/synth.h */
 };
 
 #define SYNTH_SHAPES "glm-5.2|bench|kindling"
