@@ -44,7 +44,7 @@ void synth_advance(struct synth_run *run, const char *file, uint64_t bytes, int 
 
 static int must_stop(struct synth_run *run)
 {
-    if (run->options->stop && *run->options->stop && !atomic_load(&run->has_failed)) {
+    if (run->options->stop && __atomic_load_n(run->options->stop, __ATOMIC_RELAXED) && !atomic_load(&run->has_failed)) {
         struct error stopped;
         error_set(&stopped, STATUS_CANCELLED, "stopped; what was written is removed");
         fail(run, STATUS_CANCELLED, &stopped);

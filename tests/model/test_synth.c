@@ -300,7 +300,8 @@ static int reports_left;
 static void count_down(void *ctx, const struct synth_progress *progress)
 {
     (void)ctx, (void)progress;
-    stop |= --reports_left <= 0;
+    if (--reports_left <= 0)
+        __atomic_store_n(&stop, 1, __ATOMIC_RELAXED); /* other threads look at it */
 }
 
 static void assert_gone(const char *dir)
