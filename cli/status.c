@@ -21,6 +21,27 @@ static long long count_of(const json_t *object, const char *key)
     return json_integer_value(json_object_get(object, key));
 }
 
+/* "93.1" of a hundred, "-" when there was nothing to have a share in. */
+static const char *share_text(char text[16], long long part, long long whole)
+{
+    snprintf(text, 16, whole > 0 ? "%.1f" : "-", 100.0 * (double)part / (double)(whole > 0 ? whole : 1));
+    return text;
+}
+
+/* Experts of a node that has them on disk, all since it started: hits of those asked for, what was read, waiting of the time spent computing. */
+static void print_experts(const json_t *node)
+{
+    const json_t *experts = json_object_get(node, "experts");
+    char hits[16], wait[16], slots[48];
+    if (!experts) {
+        printf(" %6s %9s %6s %13s", "-", "-", "-", "-");
+        return;
+    }
+    snprintf(slots, sizeof slots, "%lld/%lld", count_of(experts, "slots_used"), count_of(experts, "slots"));
+    printf(" %6s %9.1f %6s %13s", share_text(hits, count_of(experts, "hits"), count_of(experts, "hits") + count_of(experts, "misses")),
+           (double)count_of(experts, "read_bytes") / 1e9, share_text(wait, count_of(experts, "wait_ms"), count_of(node, "busy_ms")), slots);
+}
+
 static void print_node(const json_t *node)
 {
     const json_t *layers = json_object_get(node, "layers");
@@ -28,9 +49,11 @@ static void print_node(const json_t *node)
     if (json_array_size(layers) == 2)
         snprintf(range, sizeof range, "%lld-%lld", (long long)json_integer_value(json_array_get(layers, 0)),
                  (long long)json_integer_value(json_array_get(layers, 1)));
-    printf("  %-20.40s %-9s %-9s %8.0f s %8.1f %8lld %8lld  %s\n", text_of(node, "name", "?"), range, text_of(node, "state", "?"),
+    printf("  %-20.40s %-9s %-9s %8.0f s %8.1f %8lld %8lld", text_of(node, "name", "?"), range, text_of(node, "state", "?"),
            json_number_value(json_object_get(node, "since_s")), json_number_value(json_object_get(node, "rows_per_second")),
-           count_of(node, "busy_ms"), count_of(node, "queue_ms"), text_of(node, "remark", ""));
+           count_of(node, "busy_ms"), count_of(node, "queue_ms"));
+    print_experts(node);
+    printf("  %s\n", text_of(node, "remark", ""));
 }
 
 static void print_status(const json_t *status, const struct client *client)
@@ -42,7 +65,8 @@ static void print_status(const json_t *status, const struct client *client)
            is_ready ? "ready" : "not ready: ", is_ready ? "" : text_of(status, "missing", "layers are missing"));
     printf("requests: %lld running, %lld waiting; since its start %lld done, %lld failed, %lld cancelled\n", count_of(status, "running"),
            count_of(status, "queued"), count_of(status, "done"), count_of(status, "failed"), count_of(status, "cancelled"));
-    printf("  %-20s %-9s %-9s %10s %8s %8s %8s\n", "node", "layers", "state", "since", "rows/s", "busy ms", "queue ms");
+    printf("  %-20s %-9s %-9s %10s %8s %8s %8s %6s %9s %6s %13s\n", "node", "layers", "state", "since", "rows/s", "busy ms", "queue ms", "hits %",
+           "GB read", "wait %", "experts held");
     json_array_foreach(json_object_get(status, "nodes"), i, node) print_node(node);
     if (*text_of(status, "last_refusal", ""))
         printf("last refusal: %s\n", text_of(status, "last_refusal", ""));

@@ -206,6 +206,12 @@ static void on_heartbeat(struct member *member, const Hearth__Heartbeat *beat, u
     member->rows = beat->rows;
     member->busy_ms = beat->busy_ms;
     member->queue_ms = beat->queue_ms;
+    member->experts.hits = beat->expert_hits;
+    member->experts.misses = beat->expert_misses;
+    member->experts.read_bytes = beat->expert_read_bytes;
+    member->experts.wait_ms = beat->expert_wait_ms;
+    member->experts.slots_used = beat->expert_slots_used;
+    member->experts.slots = beat->expert_slots;
     if (now_ns - member->rows_before_ns > 2 * SECOND_NS) { /* a rate over about two seconds */
         if (member->rows_before_ns && beat->rows >= member->rows_before)
             member->rows_per_second = (double)(beat->rows - member->rows_before) * 1e9 / (double)(now_ns - member->rows_before_ns);
@@ -424,6 +430,13 @@ int membership_is_idle(const struct membership *m, uint64_t now_ns, uint64_t ns)
     return 1;
 }
 
+static json_t *experts_status(const struct member *n)
+{
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I}", "hits", (json_int_t)n->experts.hits, "misses", (json_int_t)n->experts.misses, "read_bytes",
+                     (json_int_t)n->experts.read_bytes, "wait_ms", (json_int_t)n->experts.wait_ms, "slots_used", (json_int_t)n->experts.slots_used, "slots",
+                     (json_int_t)n->experts.slots);
+}
+
 json_t *membership_status(const struct membership *m, uint64_t now_ns)
 {
     json_t *nodes = json_array();
@@ -435,6 +448,8 @@ json_t *membership_status(const struct membership *m, uint64_t now_ns)
                                  (double)(now_ns - n->since_ns) / 1e9, "silent_s", (double)(now_ns - n->heard_ns) / 1e9, "rows", (json_int_t)n->rows,
                                  "rows_per_second", n->rows_per_second, "busy_ms", (json_int_t)n->busy_ms, "queue_ms", (json_int_t)n->queue_ms, "remark",
                                  n->remark);
+        if (n->experts.slots)
+            json_object_set_new(node, "experts", experts_status(n));
         if (n->stage >= 0) {
             json_object_set_new(node, "stage", json_integer(n->stage));
             json_object_set_new(node, "layers", json_pack("[i, i]", n->range.begin, n->range.end));

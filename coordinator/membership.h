@@ -21,6 +21,9 @@ struct member {
     int chunk_rows; /* that it wishes for; 0: no wish */
     /* from its heartbeats */
     uint64_t progress, progress_ns, rows, busy_ms, queue_ms, rows_before, rows_before_ns;
+    struct {
+        uint64_t hits, misses, read_bytes, wait_ms, slots_used, slots;
+    } experts; /* of a node whose experts are on disk, since it started; zeros otherwise */
     uint32_t unit_ms;
     double rows_per_second;
     char remark[TEXT_BYTES_MAX + 1]; /* why it is not serving, "" when there is nothing to say */

@@ -13,7 +13,7 @@
 /* ---- the rows ---- */
 
 #define ANY 0, INFINITY
-#define BYTES_64 0, (double)INT64_MAX
+#define COUNT_63 0, (double)INT64_MAX /* fits into a JSON number of ours */
 #define TOKEN 0, INT32_MAX /* the vocabulary's size is the model's affair */
 #define POSITION 0, POSITIONS_MAX - 1
 #define LENGTH 0, POSITIONS_MAX
@@ -41,7 +41,7 @@ static const struct field_rule hello[] = {
     {"has_mtp", FIELD_WHOLE, 0, 1, 0},
     {"row_endpoint", FIELD_ENDPOINT, 1, ENDPOINT_BYTES_MAX, 0},
     {"row_key", FIELD_KEY, 0, KEY_TEXT_BYTES, 0},
-    {"memory_bytes", FIELD_WHOLE, BYTES_64, 0},
+    {"memory_bytes", FIELD_WHOLE, COUNT_63, 0},
     {"threads", FIELD_WHOLE, 0, THREADS_WIRE_MAX, 0},
     {"boot", FIELD_WHOLE, ANY, 0},
 };
@@ -68,6 +68,12 @@ static const struct field_rule heartbeat[] = {
     {"progress", FIELD_WHOLE, ANY, 0}, {"unit_ms", FIELD_WHOLE, MILLISECONDS, 0}, {"state", FIELD_NAME, 0, NAME_BYTES_MAX, 0},
     {"rows", FIELD_WHOLE, ANY, 0},     {"busy_ms", FIELD_WHOLE, ANY, 0},          {"queue_ms", FIELD_WHOLE, ANY, 0},
     {"boot", FIELD_WHOLE, ANY, 0},
+    {"expert_hits", FIELD_WHOLE, COUNT_63, 0},
+    {"expert_misses", FIELD_WHOLE, COUNT_63, 0},
+    {"expert_read_bytes", FIELD_WHOLE, COUNT_63, 0},
+    {"expert_wait_ms", FIELD_WHOLE, COUNT_63, 0},
+    {"expert_slots_used", FIELD_WHOLE, COUNT_63, 0},
+    {"expert_slots", FIELD_WHOLE, COUNT_63, 0},
 };
 static const struct field_rule drain[] = {
     {"deadline_ms", FIELD_WHOLE, MILLISECONDS, 0},

@@ -219,10 +219,11 @@ int cluster_is_ready(const struct cluster *c)
 json_t *cluster_status(const struct cluster *c, uint64_t now_ns)
 {
     (void)now_ns;
-    return json_pack("{s:b, s:s, s:f, s:i, s:i, s:i, s:i, s:i, s:[{s:s, s:s, s:[i, i]}]}", "ready", c->is_complete, "missing",
+    return json_pack("{s:b, s:s, s:f, s:i, s:i, s:i, s:i, s:i, s:[{s:s, s:s, s:[i, i], s:i, s:{s:i, s:i, s:I, s:i, s:i, s:i}}]}", "ready", c->is_complete, "missing",
                      c->is_complete ? "" : "layers 0-10", "since_s", 1.0, "running", count(c, 1), "queued", count(c, 0), "done", c->n_done,
                      "failed", c->n_failed, "cancelled", c->n_cancelled, "nodes", "name", "local", "state",
-                     c->is_complete ? "READY" : "LOST", "layers", 0, c->options.model->config->n_layers);
+                     c->is_complete ? "READY" : "LOST", "layers", 0, c->options.model->config->n_layers, "busy_ms", 2000, "experts", "hits", 975, "misses", 25,
+                     "read_bytes", (json_int_t)12345678901, "wait_ms", 30, "slots_used", 63, "slots", 64);
 }
 
 /* ---- steps ---- */

@@ -62,6 +62,8 @@ def test_status_shows_nodes_and_what_is_missing(start):
     server = start()
     text = hearth("status", server.url).stdout
     assert "kindling" in text and "ready" in text and "local" in text and "0-10" in text and "READY" in text
+    words = next(line for line in text.splitlines() if "local" in line).split()
+    assert words[-4:] == ["97.5", "12.3", "1.5", "63/64"], text  # experts: hits %, GB read, wait % of the busy time, held of those that fit
     assert json.loads(hearth("status", server.url, "--json").stdout)["nodes"][0]["name"] == "local"
     server.process.send_signal(signal.SIGUSR1)
     server.wait_for(lambda c: not c["ready"])

@@ -320,6 +320,36 @@ static void rows_from_before_a_return_are_no_speed(void **state)
     end(&p);
 }
 
+static void use_of_experts_is_shown_of_nodes_that_have_them_on_disk(void **state)
+{
+    (void)state;
+    struct play p;
+    begin(&p, 2, 4, 4);
+    come_together(&p);
+    Hearth__Envelope e = HEARTH__ENVELOPE__INIT;
+    Hearth__Heartbeat body = HEARTH__HEARTBEAT__INIT;
+    body.state = "ready";
+    body.boot = boot_of(&p, 1);
+    body.expert_hits = 11;
+    body.expert_misses = 12;
+    body.expert_read_bytes = UINT64_C(1) << 40;
+    body.expert_wait_ms = 14;
+    body.expert_slots_used = 15;
+    body.expert_slots = 16;
+    e.body_case = HEARTH__ENVELOPE__BODY_HEARTBEAT;
+    e.heartbeat = &body;
+    say(&p, 1, CHANNEL_CONTROL, &e);
+    beat(&p, 0, 0, 0);
+    json_t *status = cluster_status(p.cluster, p.now_ns), *nodes = json_object_get(status, "nodes");
+    json_t *want = json_pack("{s:i, s:i, s:I, s:i, s:i, s:i}", "hits", 11, "misses", 12, "read_bytes", (json_int_t)1 << 40, "wait_ms", 14,
+                             "slots_used", 15, "slots", 16);
+    assert_true(json_equal(json_object_get(json_array_get(nodes, 1), "experts"), want));
+    assert_null(json_object_get(json_array_get(nodes, 0), "experts"));
+    json_decref(want);
+    json_decref(status);
+    end(&p);
+}
+
 static void incomplete_since_counts_from_when_it_was_complete_last(void **state)
 {
     (void)state;
@@ -428,6 +458,7 @@ int main(void)
         cmocka_unit_test(a_node_that_hung_is_taken_back_when_it_moves_again),
         cmocka_unit_test(a_node_that_hung_may_be_restarted),
         cmocka_unit_test(rows_from_before_a_return_are_no_speed),
+        cmocka_unit_test(use_of_experts_is_shown_of_nodes_that_have_them_on_disk),
         cmocka_unit_test(incomplete_since_counts_from_when_it_was_complete_last),
         cmocka_unit_test(results_of_rows_that_were_never_sent_have_no_effect),
         cmocka_unit_test(many_names_and_ranges_of_one_node_stop_nothing),
