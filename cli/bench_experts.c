@@ -30,7 +30,7 @@ struct bench_options {
 
 struct result {
     double tokens_per_second, prompt_seconds;
-    struct expert_counts counts; /* of the measured part */
+    struct expert_stats counts; /* of the measured part */
     double raw_rate, memory_rate; /* bytes per second */
     double drive_limit, memory_limit, limit; /* tokens per second */
     double missed_bytes, touched_bytes;      /* per token */
@@ -135,12 +135,11 @@ static enum status prefill(const struct bench_options *o, struct model *m, struc
     return status;
 }
 
-static void counts_now(const struct cli_model *m, struct expert_counts *counts)
+static void counts_now(const struct cli_model *m, struct expert_stats *counts)
 {
-    struct expert_stats stats = {0};
+    *counts = (struct expert_stats){0};
     if (m->store)
-        expert_store_stats(m->store, &stats, NULL);
-    *counts = stats.sum;
+        expert_store_stats(m->store, counts, NULL);
 }
 
 static double seconds_since(uint64_t begin_ns)
@@ -148,7 +147,7 @@ static double seconds_since(uint64_t begin_ns)
     return (double)(clock_now_ns(clock_monotonic()) - begin_ns) / 1e9;
 }
 
-static void since(struct expert_counts *now, const struct expert_counts *before)
+static void since(struct expert_stats *now, const struct expert_stats *before)
 {
     now->hits -= before->hits;
     now->misses -= before->misses;
@@ -163,7 +162,7 @@ static void since(struct expert_counts *now, const struct expert_counts *before)
 static enum status measure(const struct bench_options *o, struct cli_model *m, struct result *r, struct error *err)
 {
     struct sequence_state sequence;
-    struct expert_counts before;
+    struct expert_stats before;
     int n = o->prompt ? (int)o->prompt : (int)o->tokens;
     enum status status = model_sequence_init(m->model, &sequence, (int)o->warm + n, err);
     if (status)
@@ -196,7 +195,9 @@ static void set_limits(const struct bench_options *o, struct result *r)
 static void print(const struct bench_options *o, const struct cli_model *m, const struct result *r)
 {
     struct expert_stats stats = {0};
-    const struct expert_counts *c = &r->counts;
+    const struct expert_stats *c = &r->counts;
+    uint64_t record_bytes;
+    int n_experts = expert_store_n_experts(m->model->source, 0, config_layers_with_mtp(m->model->config), &record_bytes);
     double asked = (double)(c->hits + c->misses), seconds = (double)(o->prompt ? o->prompt : o->tokens) / r->tokens_per_second;
     if (m->store)
         expert_store_stats(m->store, &stats, NULL);
@@ -208,13 +209,13 @@ static void print(const struct bench_options *o, const struct cli_model *m, cons
                r->tokens_per_second, r->tokens_per_second / r->limit, r->limit, r->drive_limit, r->memory_limit, asked ? (double)c->hits / asked : 1,
                r->missed_bytes, (unsigned long long)c->bytes_read, (double)c->wait_ns / 1e9 / seconds, (unsigned long long)c->prefetch_bytes,
                (unsigned long long)c->prefetch_useful_bytes, (unsigned long long)c->prefetch_wasted_bytes, (unsigned long long)c->evictions,
-               (unsigned long long)stats.slots, (unsigned long long)stats.experts, r->raw_rate, r->memory_rate, r->touched_bytes, seconds);
+               (unsigned long long)stats.slots, (unsigned long long)n_experts, r->raw_rate, r->memory_rate, r->touched_bytes, seconds);
         return;
     }
     printf("%.2f tokens/s, %.0f %% of the limit of %.2f (drive %.2f, memory %.2f)\n", r->tokens_per_second, 100 * r->tokens_per_second / r->limit, r->limit,
            r->drive_limit, r->memory_limit);
     printf("experts   %llu of %llu fit in memory; %.1f %% hits, %.1f MB missing a token, %.2f GB read\n", (unsigned long long)stats.slots,
-           (unsigned long long)stats.experts, asked ? 100 * (double)c->hits / asked : 100, r->missed_bytes / 1e6, (double)c->bytes_read / 1e9);
+           (unsigned long long)n_experts, asked ? 100 * (double)c->hits / asked : 100, r->missed_bytes / 1e6, (double)c->bytes_read / 1e9);
     printf("waiting   %.1f %% of the time for experts\n", 100 * (double)c->wait_ns / 1e9 / seconds);
     printf("prefetch  %.2f GB, %.2f GB of it useful, %.2f GB wasted\n", (double)c->prefetch_bytes / 1e9, (double)c->prefetch_useful_bytes / 1e9,
            (double)c->prefetch_wasted_bytes / 1e9);

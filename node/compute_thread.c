@@ -12,10 +12,12 @@
 #include "common/log.h"
 #include "common/memory.h"
 #include "kernels/parallel.h"
+#include "node/expert_slots.h"
 
 enum {
     UNIT_ROWS_MAX = 64,
     RUNTIME_BYTES = 64 << 20, /* libraries, stacks, queues */
+    PUBLISH_NS = 100000000,
     IDLE_MS = 100,            /* how long the thread sleeps at most before it looks at should_stop */
 };
 
@@ -119,12 +121,15 @@ static enum status plan_memory(struct compute_thread *c, int begin, int end, con
     budget_add(&budget, "runtime", RUNTIME_BYTES, NULL);
     if (has_weights && c->weights.store) { /* the slots stay as many as they are */
         struct expert_stats stats;
+        uint64_t record_bytes;
+        expert_store_n_experts(c->source, begin, c->weights.layers_end, &record_bytes);
         expert_store_stats(c->weights.store, &stats, NULL);
-        budget_add(&budget, "expert slots", stats.slots * stats.slot_bytes, "raise --memory, or restart the node");
+        budget_add(&budget, "expert slots", expert_slots_arena_bytes((int)stats.slots, record_bytes), "raise --memory, or restart the node");
         return budget_check(&budget, err);
     }
     status = stage_weights_plan(plan, &budget, c->source, begin, end, &c->options->experts, err);
     memory_plan_log(plan, &budget);
+    node_metrics_publish_memory(c->metrics, &budget);
     return status;
 }
 
@@ -207,6 +212,22 @@ static void handle_item(struct compute_thread *c, struct queue_item *item, struc
     hand_out(c, out);
 }
 
+/* Now and then, and when there is nothing to do. */
+static void publish_experts(struct compute_thread *c)
+{
+    uint64_t now_ns = clock_now_ns(clock_monotonic());
+    if (now_ns - c->published_ns < PUBLISH_NS)
+        return;
+    c->published_ns = now_ns;
+    struct expert_stats sum, layers[LAYERS_MAX + 1] = {0};
+    if (!c->weights.source || !c->weights.store) {
+        node_metrics_publish_experts(c->metrics, NULL, NULL, 0, 0);
+        return;
+    }
+    expert_store_stats(c->weights.store, &sum, layers);
+    node_metrics_publish_experts(c->metrics, &sum, layers, c->weights.layer_begin, c->weights.layers_end - c->weights.layer_begin);
+}
+
 static void run_unit(struct compute_thread *c, struct outbox *out)
 {
     atomic_store(&c->unit_start_ns, clock_now_ns(clock_monotonic()));
@@ -215,6 +236,7 @@ static void run_unit(struct compute_thread *c, struct outbox *out)
     stage_run_unit(c->stage, clock_monotonic(), out);
     atomic_store(&c->unit_start_ns, 0);
     atomic_fetch_add(&c->progress, 1);
+    publish_experts(c);
     const struct stage_counters *counters = stage_counters(c->stage);
     atomic_store(&c->rows, c->rows_before + counters->rows_done);
     atomic_store(&c->busy_ns, c->busy_before_ns + counters->busy_ns);
@@ -235,7 +257,8 @@ static void *run(void *argument)
             run_unit(c, &out);
             continue;
         }
-        if (c->weights.store)
+        publish_experts(c);
+        if (c->weights.source && c->weights.store)
             expert_store_idle(c->weights.store);
         struct pollfd fd = {c->in.event_fd, POLLIN, 0};
         poll(&fd, 1, IDLE_MS);
@@ -253,11 +276,12 @@ static void *run(void *argument)
 }
 
 enum status compute_thread_start(struct compute_thread *c, const struct node_options *options, struct weights_source *source,
-                                 const struct kernels *kernels, struct error *err)
+                                 const struct kernels *kernels, struct node_metrics *metrics, struct error *err)
 {
     c->kernels = *kernels;
     c->options = options;
     c->source = source;
+    c->metrics = metrics;
     parallel_set_threads(options->threads ? (int)options->threads : parallel_cores());
     if (!message_queue_init(&c->in) || !message_queue_init(&c->out) || !message_queue_init(&c->rows_out))
         return error_errno(err, STATUS_IO, "eventfd");

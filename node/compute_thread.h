@@ -9,6 +9,7 @@
 
 #include "model/weights_source.h"
 #include "node/message_queue.h"
+#include "node/node_metrics.h"
 #include "node/node_options.h"
 #include "node/stage.h"
 #include "node/stage_forward.h"
@@ -38,6 +39,7 @@ enum compute_state { COMPUTE_WAITING, COMPUTE_LOADING, COMPUTE_READY, COMPUTE_FA
 struct compute_thread {
     const struct node_options *options;
     struct weights_source *source;
+    struct node_metrics *metrics; /* what is planned is published there */
     struct message_queue in, out, rows_out; /* rows_out: what goes to row sockets, so that it holds up nothing else */
     pthread_t thread;
     atomic_int should_stop, has_ended;
@@ -47,14 +49,15 @@ struct compute_thread {
     /* the compute thread's own */
     uint64_t rows_before, busy_before_ns, queue_before_ns; /* of the stages before this one: heartbeats count since the process started */
     struct kernels kernels;
+    uint64_t published_ns;
     struct stage_weights weights;  /* of the last range; kept from epoch to epoch while it stays the same */
     struct stage_forward *forward; /* of the present epoch, with the stage */
     struct stage *stage;
 };
 
-/* kernels are copied; source is borrowed: the thread is its only user until compute_thread_stop. */
+/* kernels are copied; source is borrowed: the thread is its only user until compute_thread_stop. metrics are borrowed too. */
 enum status compute_thread_start(struct compute_thread *compute, const struct node_options *options, struct weights_source *source,
-                                 const struct kernels *kernels, struct error *err);
+                                 const struct kernels *kernels, struct node_metrics *metrics, struct error *err);
 
 /* Ends after the unit that runs now and frees everything. 0: it did not end within the deadline (a hanging unit, a long load) and still
  * uses what it was given; the process can only exit. */

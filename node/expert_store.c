@@ -33,6 +33,7 @@ struct expert_store {
     struct use_counts use_counts;
     pthread_mutex_t *lock; /* of reads; guards slots, request state, counts and policy */
     pthread_cond_t landed;
+    int layer_begin;
     int *file_of; /* [LAYERS_MAX + 1] index in files, -1 */
     enum read_class class;
     uint64_t timeout_ns;
@@ -56,8 +57,7 @@ struct expert_store {
     uint64_t saved_ns, requests_saved;
     float *uses;
     /* counts */
-    struct expert_stats stats;
-    struct expert_counts *layers; /* [n_files] */
+    struct expert_stats *layers; /* [n_files] */
 };
 
 static struct expert_store *of(struct expert_source *source)
@@ -92,10 +92,17 @@ static void count_guess(struct expert_store *s, int slot, int came_true)
         s->layers[file].prefetch_wasted_bytes += bytes;
 }
 
+static void clear_slot(struct expert_store *s, int slot)
+{
+    s->slots.slots[slot].is_prefetched = 0;
+    s->layers[s->slots.views[slot].layer].slots_used--;
+    expert_slots_clear(&s->slots, slot);
+}
+
 static void give_up(struct expert_store *s, int slot)
 {
     count_guess(s, slot, 0);
-    expert_slots_clear(&s->slots, slot);
+    clear_slot(s, slot);
 }
 
 /* Guesses that are still in the queue go; they have cost nothing. */
@@ -108,8 +115,9 @@ static int withdraw_guesses(struct expert_store *s, int except_file)
             continue;
         if (!record_reads_withdraw(s->reads, &slot->read))
             continue;
-        slot->is_prefetched = 0;
-        expert_slots_clear(&s->slots, i);
+        if (slot->is_prefetched)
+            s->layers[s->slots.views[i].layer].prefetch_bytes -= record_bytes(s, s->slots.views[i].layer);
+        clear_slot(s, i);
         n++;
     }
     return n;
@@ -137,6 +145,7 @@ static int start_read(struct expert_store *s, int file, int expert, enum read_cl
     int slot = s->slots.empty[s->slots.n_empty - 1];
     struct expert_slot *held = &s->slots.slots[slot];
     expert_slots_claim(&s->slots, slot, file, expert);
+    s->layers[file].slots_used++;
     held->read.file = &s->files.files[file];
     held->read.expert = expert;
     held->read.class = class;
@@ -205,7 +214,7 @@ static void start_pending(struct expert_store *s)
 /* Experts that are there are pinned first, so that misses of the same request do not push them out. */
 static void pin_residents(struct expert_store *s)
 {
-    struct expert_counts *counts = &s->layers[s->file];
+    struct expert_stats *counts = &s->layers[s->file];
     int most = s->slots.n_slots - transit_slots(s);
     for (int place = 0; place < s->request.n; place++) {
         int slot = expert_slots_find(&s->slots, s->file, s->request.experts[place]);
@@ -346,9 +355,9 @@ static void release(struct expert_source *source, int layer, int expert)
         expert_slots_unuse(&s->slots, slot);
         s->n_pinned--;
         if (held->state == SLOT_READING && held->read.state == RECORD_IDLE) /* it had failed */
-            expert_slots_clear(&s->slots, slot);
+            clear_slot(s, slot);
         else if (held->state == SLOT_READING && record_reads_withdraw(s->reads, &held->read))
-            expert_slots_clear(&s->slots, slot);
+            clear_slot(s, slot);
     }
     s->want[place] = WANT_DONE;
     if (--s->n_left == 0) {
@@ -413,6 +422,7 @@ static void on_end(void *ctx, struct record_read *read, enum status status)
     struct expert_slot *held = &s->slots.slots[slot];
     if (!status) {
         expert_slots_landed(&s->slots, slot);
+        s->layers[file].reads++;
         s->layers[file].bytes_read += record_bytes(s, file);
         if (held->users && s->is_open && s->file == file) {
             int place = place_of(s, read->expert);
@@ -420,8 +430,7 @@ static void on_end(void *ctx, struct record_read *read, enum status status)
             make_ready(s, place);
         }
     } else if (!held->users && read->state == RECORD_IDLE) {
-        held->is_prefetched = 0;
-        expert_slots_clear(&s->slots, slot);
+        clear_slot(s, slot);
     }
     pthread_cond_signal(&s->landed);
 }
@@ -602,6 +611,7 @@ enum status expert_store_open(struct expert_store **out, const struct expert_sto
     struct expert_store *s = xcalloc(1, sizeof *s);
     s->timeout_ns = config->timeout_ns ? config->timeout_ns : TIMEOUT_DEFAULT_NS;
     s->last_file = -1;
+    s->layer_begin = config->layer_begin;
     pthread_condattr_t monotonic;
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
@@ -647,36 +657,20 @@ struct expert_source *expert_store_source(struct expert_store *s)
     return &s->source;
 }
 
-static void add_counts(struct expert_counts *sum, const struct expert_counts *one)
-{
-    sum->requests += one->requests;
-    sum->hits += one->hits;
-    sum->misses += one->misses;
-    sum->bytes_read += one->bytes_read;
-    sum->evictions += one->evictions;
-    sum->wait_ns += one->wait_ns;
-    sum->prefetch_bytes += one->prefetch_bytes;
-    sum->prefetch_useful_bytes += one->prefetch_useful_bytes;
-    sum->prefetch_wasted_bytes += one->prefetch_wasted_bytes;
-}
-
-void expert_store_stats(struct expert_store *s, struct expert_stats *stats, struct expert_counts *layers)
+void expert_store_stats(struct expert_store *s, struct expert_stats *sum, struct expert_stats *layers)
 {
     pthread_mutex_lock(s->lock);
     const struct record_reads_counters *c = record_reads_counters(s->reads);
-    *stats = (struct expert_stats){.retries = c->retries,
-                                   .read_errors = c->read_errors,
-                                   .checksum_errors = c->checksum_errors,
-                                   .timeouts = c->timeouts,
-                                   .read_ns = c->busy_ns,
-                                   .slots = (uint64_t)s->slots.n_slots,
-                                   .slots_used = (uint64_t)(s->slots.n_slots - s->slots.n_empty),
-                                   .experts = (uint64_t)(s->files.n_files * s->files.n_experts),
-                                   .slot_bytes = s->slots.slot_bytes,
-                                   .is_prefetching = s->trial.is_on};
-    for (int f = 0; f < s->files.n_files; f++)
-        add_counts(&stats->sum, &s->layers[f]);
-    if (layers)
-        memcpy(layers, s->layers, (size_t)s->files.n_files * sizeof *layers);
+    *sum = (struct expert_stats){0};
+    for (int f = 0; f < s->files.n_files; f++) {
+        expert_stats_add(sum, &s->layers[f]);
+        if (layers)
+            layers[s->files.files[f].layer - s->layer_begin] = s->layers[f];
+    }
+    sum->retries = c->retries;
+    sum->read_errors = c->read_errors + c->timeouts;
+    sum->checksum_errors = c->checksum_errors;
+    sum->read_ns = c->busy_ns;
+    sum->slots = (uint64_t)s->slots.n_slots;
     pthread_mutex_unlock(s->lock);
 }

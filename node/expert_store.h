@@ -46,8 +46,8 @@ void expert_store_idle(struct expert_store *store);
 /* A cut: guesses that were not yet issued are withdrawn. */
 void expert_store_withdraw(struct expert_store *store);
 
-/* layers [n_layers of the range], or NULL. */
-void expert_store_stats(struct expert_store *store, struct expert_stats *stats, struct expert_counts *layers);
+/* In sum, and of each layer from layer_begin on (layers [layer_end - layer_begin], or NULL; dense layers stay zero). */
+void expert_store_stats(struct expert_store *store, struct expert_stats *sum, struct expert_stats *layers);
 
 /* Bytes beside the arena of slots; the arena itself is expert_slots_arena_bytes. */
 uint64_t expert_store_overhead_bytes(const struct weights_source *source, int layer_begin, int layer_end, int n_slots);

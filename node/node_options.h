@@ -6,7 +6,7 @@
 #include "node/expert_options.h"
 
 struct node_options {
-    const char *config, *model, *name, *coordinator, *coordinator_key, *key, *bind, *advertise, *isa, *layers, *log_level;
+    const char *config, *model, *name, *coordinator, *coordinator_key, *key, *bind, *advertise, *isa, *layers, *metrics, *log_level;
     int64_t threads, memory, slow_unit_ms;
     int plaintext;
     struct expert_options experts;

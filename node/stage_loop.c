@@ -17,6 +17,8 @@
 #include "kernels/parallel.h"
 #include "model/numeric_class.h"
 #include "node/compute_thread.h"
+#include "node/metrics_endpoint.h"
+#include "node/node_metrics.h"
 #include "proto/wire_rules.h"
 #include "proto/zmq_transport.h"
 
@@ -39,6 +41,8 @@ struct node {
     struct key_pair keys;
     struct zmq_transport *transport;
     struct compute_thread compute;
+    struct node_metrics *metrics;
+    struct metrics_endpoint *endpoint;
     char *row_endpoint;
     uint64_t boot, heard_ns, hello_ns, heartbeat_ns;
     int is_caught_up;        /* everything that has arrived was read: only then silence means anything */
@@ -94,6 +98,18 @@ static void say_hello(struct node *n)
     put(n, &e);
 }
 
+static void put_experts(struct node *n, Hearth__Heartbeat *beat)
+{
+    struct expert_stats sum;
+    node_metrics_experts(n->metrics, &sum);
+    beat->expert_hits = sum.hits;
+    beat->expert_misses = sum.misses;
+    beat->expert_read_bytes = sum.bytes_read;
+    beat->expert_wait_ms = sum.wait_ns / 1000000;
+    beat->expert_slots_used = sum.slots_used;
+    beat->expert_slots = sum.slots;
+}
+
 static void send_heartbeat(struct node *n, uint64_t now_ns)
 {
     static char *const states[] = {"waiting", "loading", "ready", "failed"};
@@ -109,6 +125,7 @@ static void send_heartbeat(struct node *n, uint64_t now_ns)
     beat.busy_ms = atomic_load(&c->busy_ns) / 1000000;
     beat.queue_ms = atomic_load(&c->queue_ns) / 1000000;
     beat.boot = n->boot;
+    put_experts(n, &beat);
     e.body_case = HEARTH__ENVELOPE__BODY_HEARTBEAT;
     e.heartbeat = &beat;
     put(n, &e);
@@ -138,6 +155,7 @@ static void leave(struct node *n, uint64_t hello_ns)
     if (!n->epoch_instance)
         return;
     n->epoch_instance = n->epoch_counter = 0;
+    node_metrics_publish_epoch(n->metrics, 0, 0, 0);
     zmq_transport_set_previous(n->transport, "");
     zmq_transport_set_next(n->transport, NULL, NULL, &err);
     hand_in(n, COMPUTE_FORGET, NULL, NULL, 0);
@@ -149,6 +167,7 @@ static void on_assign(struct node *n, Hearth__Envelope **envelope)
     struct error err;
     n->epoch_instance = (*envelope)->epoch->instance;
     n->epoch_counter = (*envelope)->epoch->counter;
+    node_metrics_publish_epoch(n->metrics, n->epoch_counter, (int)a->layer_begin, (int)a->layer_end);
     zmq_transport_set_previous(n->transport, a->previous_key);
     if (zmq_transport_set_next(n->transport, a->next_endpoint, a->next_key, &err))
         log_line(LOG_ERROR, "%s", err.text);
@@ -346,6 +365,16 @@ static enum status open_transport(struct node *n, struct error *err)
     return STATUS_OK;
 }
 
+static enum status open_metrics(struct node *n, struct error *err)
+{
+    const struct node_metrics_config config = {.compute = &n->compute,
+                                               .name = n->options->name,
+                                               .model_identity = weights_source_identity(n->source),
+                                               .n_layers = config_layers_with_mtp(weights_source_config(n->source))};
+    n->metrics = node_metrics_new(&config);
+    return metrics_endpoint_open(&n->endpoint, n->options->metrics, n->metrics, err);
+}
+
 enum status node_run(const struct node_options *options, struct error *err)
 {
     struct node *n = xcalloc(1, sizeof *n);
@@ -368,8 +397,10 @@ enum status node_run(const struct node_options *options, struct error *err)
         status = open_transport(n, err);
     if (!status && getrandom(&n->boot, sizeof n->boot, 0) != sizeof n->boot)
         status = error_errno(err, STATUS_IO, "getrandom");
+    if (!status)
+        status = open_metrics(n, err);
     if (!status) {
-        status = compute_thread_start(&n->compute, options, n->source, &kernels, err);
+        status = compute_thread_start(&n->compute, options, n->source, &kernels, n->metrics, err);
         is_computing = !status;
     }
     if (!status) {
@@ -381,6 +412,8 @@ enum status node_run(const struct node_options *options, struct error *err)
         log_line(LOG_WARNING, "what was being computed or loaded did not end within %d ms; leaving it", STOP_MS);
         _exit(status ? EXIT_FAILURE : EXIT_SUCCESS);
     }
+    metrics_endpoint_close(&n->endpoint);
+    node_metrics_free(&n->metrics);
     if (n->transport)
         zmq_transport_log_counters(n->transport);
     zmq_transport_close(&n->transport);

@@ -46,7 +46,7 @@ class Cluster:
         self.hosts = hosts  # None: loopback; else {name: (prefix command, address)} with "coordinator" among the names
         self.node_options, self.options = list(node_options), options
         self.http, self.control, self.rows = free_port(), free_port(), free_port()
-        self.ports = {n: free_port() for n in self.names}
+        self.ports, self.metrics_ports = {n: free_port() for n in self.names}, {n: free_port() for n in self.names}
         self.processes = {}
         self.folder.mkdir(parents=True, exist_ok=True)
         if not plaintext:
@@ -86,9 +86,11 @@ class Cluster:
             command += [f"--{k.replace('_', '-')}"] + ([] if v is True else [v])
         self.start_process("coordinator", command)
 
-    def start_node(self, name, *more, model=None):
+    def start_node(self, name, *more, model=None, default_metrics=False):
         command = [NODE, "--model", model or self.model, "--name", name, "--coordinator", f"tcp://{self.address('coordinator')}:{self.control}",
                    "--bind", f"tcp://{self.address(name)}:{self.ports[name]}", "--threads", 1]
+        if not default_metrics:
+            command += ["--metrics", f"{self.address(name)}:{self.metrics_ports[name]}" if name in self.metrics_ports else "off"]
         command += ["--plaintext"] if self.plaintext else ["--key", self.key(name), "--coordinator-key", self.public["coordinator"]]
         self.start_process(name, command + self.node_options + list(more))
 

@@ -23,7 +23,7 @@ LIBRARIES = {
     "immintrin.h": {"kernels"},
     "zmq.h": {"proto"},
     "protobuf-c/protobuf-c.h": {"proto"},
-    "microhttpd.h": {"coordinator"},
+    "microhttpd.h": {"coordinator", "node"},
     "liburing.h": {"node"},
     "cuda_runtime.h": {"kernels", "node"},
 }

@@ -400,6 +400,7 @@ static int be_a_node(const char *control, const char *dir, int slow_unit_ms)
                              .coordinator = control,
                              .bind = "tcp://127.0.0.1:*",
                              .isa = "auto",
+                             .metrics = "off",
                              .threads = 1,
                              .slow_unit_ms = slow_unit_ms,
                              .plaintext = 1};

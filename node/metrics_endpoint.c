@@ -1,0 +1,166 @@
+#include "node/metrics_endpoint.h"
+
+#include <microhttpd.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "common/log.h"
+#include "common/memory.h"
+
+enum {
+    CONNECTIONS_MAX = 8, /* who scrapes needs one */
+    TIMEOUT_S = 5,       /* of a connection that says nothing */
+    CONNECTION_BYTES = 8 << 10,
+    ADDRESS_BYTES_MAX = 128,
+};
+
+struct metrics_endpoint {
+    struct node_metrics *metrics;
+    struct MHD_Daemon *daemon;
+    int port;
+};
+
+/* ---- answers ---- */
+
+static enum MHD_Result answer(struct MHD_Connection *connection, unsigned code, char *body, size_t length, enum MHD_ResponseMemoryMode mode)
+{
+    struct MHD_Response *response = MHD_create_response_from_buffer(length, body, mode);
+    if (!response)
+        return MHD_NO; /* the connection ends */
+    MHD_add_response_header(response, "Content-Type", "text/plain; version=0.0.4; charset=utf-8");
+    MHD_add_response_header(response, "Cache-Control", "no-store");
+    if (code == MHD_HTTP_METHOD_NOT_ALLOWED)
+        MHD_add_response_header(response, "Allow", "GET, HEAD");
+    enum MHD_Result result = MHD_queue_response(connection, code, response);
+    MHD_destroy_response(response);
+    return result;
+}
+
+static enum MHD_Result answer_sentence(struct MHD_Connection *connection, unsigned code, char *sentence)
+{
+    return answer(connection, code, sentence, strlen(sentence), MHD_RESPMEM_PERSISTENT);
+}
+
+/* Called when a request's head is there; answered at once, before any body, which is not read. */
+static enum MHD_Result on_request(void *self, struct MHD_Connection *connection, const char *url, const char *method, const char *version,
+                                  const char *body, size_t *body_bytes, void **request)
+{
+    (void)version, (void)body, (void)body_bytes, (void)request;
+    struct metrics_endpoint *endpoint = self;
+    if (strcmp(url, "/metrics"))
+        return answer_sentence(connection, MHD_HTTP_NOT_FOUND, "only /metrics is here\n");
+    if (strcmp(method, "GET") && strcmp(method, "HEAD"))
+        return answer_sentence(connection, MHD_HTTP_METHOD_NOT_ALLOWED, "only GET and HEAD\n");
+    struct text text = {0};
+    node_metrics_render(endpoint->metrics, &text);
+    return answer(connection, MHD_HTTP_OK, text.bytes, text.length, MHD_RESPMEM_MUST_FREE);
+}
+
+/* ---- listening ---- */
+
+static int port_of(int fd)
+{
+    struct sockaddr_storage address = {0};
+    socklen_t length = sizeof address;
+    if (getsockname(fd, (struct sockaddr *)&address, &length))
+        return 0;
+    return ntohs(address.ss_family == AF_INET ? ((struct sockaddr_in *)(void *)&address)->sin_port
+                                              : ((struct sockaddr_in6 *)(void *)&address)->sin6_port);
+}
+
+/* Splits "HOST:PORT", "[HOST]:PORT"; host and port point into text. 0: it is neither. */
+static int split(char *text, const char **host, const char **port)
+{
+    char *colon = strrchr(text, ':'), rest;
+    int number;
+    if (!colon || colon == text || sscanf(colon + 1, "%d%c", &number, &rest) != 1 || number < 0 || number > UINT16_MAX)
+        return 0;
+    *colon = 0;
+    *port = colon + 1;
+    *host = text;
+    if (*text == '[' && colon[-1] == ']') {
+        colon[-1] = 0;
+        *host = text + 1;
+    }
+    return **host && !strpbrk(*host, "[]");
+}
+
+static enum status listen_at(int *fd, const char *address, struct error *err)
+{
+    char text[ADDRESS_BYTES_MAX];
+    const char *host, *port;
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST | AI_NUMERICSERV | AI_PASSIVE}, *found;
+    int one = 1;
+    if ((size_t)snprintf(text, sizeof text, "%s", address) >= sizeof text || !split(text, &host, &port))
+        return error_set(err, STATUS_INVALID, "--metrics: '%s' is not HOST:PORT", address);
+    int failure = getaddrinfo(strcmp(host, "localhost") ? host : "127.0.0.1", port, &hints, &found);
+    if (failure)
+        return error_set(err, STATUS_INVALID, "--metrics: '%s' is not an address to listen on (%s)", host, gai_strerror(failure));
+    *fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    enum status status = STATUS_OK;
+    if (*fd < 0 || setsockopt(*fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) || bind(*fd, found->ai_addr, found->ai_addrlen) ||
+        listen(*fd, CONNECTIONS_MAX))
+        status = error_errno(err, STATUS_IO, "--metrics: cannot listen on %s", address);
+    freeaddrinfo(found);
+    if (status && *fd >= 0)
+        close(*fd);
+    return status;
+}
+
+static enum status open_at(struct metrics_endpoint **out, const char *address, struct node_metrics *metrics, struct error *err)
+{
+    int fd = -1;
+    enum status status = listen_at(&fd, address, err);
+    if (status)
+        return status;
+    struct metrics_endpoint *endpoint = xcalloc(1, sizeof *endpoint);
+    endpoint->metrics = metrics;
+    endpoint->port = port_of(fd);
+    endpoint->daemon = MHD_start_daemon(MHD_USE_AUTO | MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_ITC, 0, NULL, NULL, on_request, endpoint,
+                                        MHD_OPTION_LISTEN_SOCKET, fd, MHD_OPTION_CONNECTION_LIMIT, (unsigned)CONNECTIONS_MAX,
+                                        MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)TIMEOUT_S, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+                                        (size_t)CONNECTION_BYTES, MHD_OPTION_END);
+    if (!endpoint->daemon) {
+        close(fd);
+        free(endpoint);
+        return error_errno(err, STATUS_IO, "--metrics: the server does not start");
+    }
+    *out = endpoint;
+    return STATUS_OK;
+}
+
+enum status metrics_endpoint_open(struct metrics_endpoint **out, const char *address, struct node_metrics *metrics, struct error *err)
+{
+    struct error why;
+    *out = NULL;
+    if (address && !strcmp(address, "off"))
+        return STATUS_OK;
+    enum status status = open_at(out, address ? address : METRICS_ADDRESS_DEFAULT, metrics, address ? err : &why);
+    if (status && !address) {
+        log_line(LOG_WARNING,
+                 "%s: no metrics are served; give this node an address of its own (--metrics 127.0.0.1:7604), or --metrics off", why.text);
+        return STATUS_OK;
+    }
+    if (!status)
+        log_line(LOG_INFO, "metrics at %s, port %d", address ? address : METRICS_ADDRESS_DEFAULT, (*out)->port);
+    return status;
+}
+
+void metrics_endpoint_close(struct metrics_endpoint **endpoint)
+{
+    if (!*endpoint)
+        return;
+    MHD_stop_daemon((*endpoint)->daemon); /* waits for its thread, and closes the socket */
+    free(*endpoint);
+    *endpoint = NULL;
+}
+
+int metrics_endpoint_port(const struct metrics_endpoint *endpoint)
+{
+    return endpoint->port;
+}
