@@ -14,6 +14,7 @@ const struct command *const commands[] = {
     &status_command,
 #ifdef HEARTH_NETWORK
     &bench_cache_command,
+    &bench_disk_command,
     &bench_experts_command,
     &keys_new_command,
     &keys_show_command,

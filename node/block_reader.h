@@ -39,8 +39,8 @@ struct block_reader {
     /* Makes the present or the next reap return at once. Any thread. */
     void (*wake)(struct block_reader *reader);
 
-    /* Waits at most timeout_ns for reads in flight; those that end, or are called off, are returned to nobody. 0: some did not end; the
-     * reader and the memory they point at must then never be freed. 1: freed. */
+    /* Waits at most timeout_ns for reads in flight; those that end, or are called off, are returned to nobody. 1: freed. 0: some did not
+     * end; the reader and the memory they point at must stay, for good or until another close returns 1. No other call may follow. */
     int (*close)(struct block_reader *reader, uint64_t timeout_ns);
 };
 

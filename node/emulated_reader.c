@@ -56,23 +56,29 @@ static struct held_read *find(struct emulated_reader *r, const struct block_read
     return NULL;
 }
 
-/* Moves to done [max] what is due; *next_ns: when the earliest of the others that have ended is. */
-static int release(struct emulated_reader *r, struct block_read **done, int max, uint64_t now, uint64_t *next_ns)
+/* Of those that have ended for real, the one that is due first; NULL: none has. */
+static struct held_read *first_due(struct emulated_reader *r)
 {
-    int n = 0;
-    *next_ns = UINT64_MAX;
+    struct held_read *first = NULL;
     for (int i = 0; i < BLOCK_READS_MAX; i++) {
         struct held_read *h = &r->held[i];
-        if (!h->read || !h->has_ended)
-            continue;
-        if (h->due_ns <= now && n < max) {
-            h->read->done_ns = now;
-            done[n++] = h->read;
-            *h = (struct held_read){0};
-        } else if (h->due_ns < *next_ns) {
-            *next_ns = h->due_ns;
-        }
+        if (h->read && h->has_ended && (!first || h->due_ns < first->due_ns))
+            first = h;
     }
+    return first;
+}
+
+/* Moves to done [max] what is due. *next_ns: when the next is; UINT64_MAX: not known yet. */
+static int release(struct emulated_reader *r, struct block_read **done, int max, uint64_t now, uint64_t *next_ns)
+{
+    struct held_read *h;
+    int n = 0;
+    while ((h = first_due(r)) && h->due_ns <= now && n < max) {
+        h->read->done_ns = now;
+        done[n++] = h->read;
+        *h = (struct held_read){0};
+    }
+    *next_ns = h ? h->due_ns : UINT64_MAX;
     return n;
 }
 

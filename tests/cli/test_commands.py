@@ -3,6 +3,7 @@ import json
 import os
 import platform
 import pty
+import re
 import shutil
 import struct
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 HEARTH = os.environ.get("HEARTH", str(ROOT / "build/release/cli/hearth"))
-COMMANDS = ["convert", "inspect", "run", "chat", "status", "keys new", "keys show", "keys trust", "bench kernels", "tokenize", "render", "logits"]
+COMMANDS = ["convert", "inspect", "run", "chat", "status", "keys new", "keys show", "keys trust", "bench kernels", "bench disk", "tokenize", "render", "logits"]
 
 
 def hearth(*arguments, stdin="", ok=True, **kw):
@@ -59,13 +60,15 @@ def test_help_lists_every_command_and_its_options():
 
 @pytest.mark.parametrize("arguments", [[], ["nonsense"], ["run"], ["run", "x"], ["run", "a", "b", "c"], ["run", "a", "b", "--temperature", "hot"],
                                        ["convert", "a"], ["convert", "a", "b", "--precision", "int3"], ["logits"], ["inspect", "--wrong"],
-                                       ["bench", "nothing"], ["tokenize", "--model"]])
+                                       ["bench", "nothing"], ["bench", "disk"], ["bench", "disk", str(ROOT / "README.md"), "--piece", "5000"],
+                                       ["bench", "disk", str(ROOT / "README.md"), "--emulate-disk", "fast"], ["tokenize", "--model"]])
 def test_mistakes_in_the_call_exit_with_2_and_say_how(arguments):
     done = hearth(*arguments, ok=False)
     assert done.returncode == 2 and done.stderr and not done.stdout
 
 
 @pytest.mark.parametrize("arguments", [["run", "/nowhere", "q"], ["inspect", "/nowhere"], ["convert", "/nowhere", "/tmp/never-made"],
+                                       ["bench", "disk", "/nowhere"], ["bench", "disk", "/"], ["bench", "disk", "/dev/null"],
                                        ["logits", "--model", "/nowhere", "--tokens", "/dev/null", "--out", "/tmp/never-made"]])
 def test_failures_exit_with_1_and_name_the_thing(arguments):
     done = hearth(*arguments, ok=False)
@@ -213,3 +216,30 @@ def test_ctrl_c_ends_an_answer_and_leaves_cleanly(pack):
     running.send_signal(2)
     running.communicate(timeout=20)
     assert running.returncode in (0, 1, 130, -2)
+
+
+def disk_lines(*arguments):
+    out = hearth("bench", "disk", *arguments, "--seconds", "0.02", "--rounds", "2").stdout
+    return [line.split() for line in out.splitlines() if re.match(r" +\d+[KM] +\d+ ", line)], out
+
+
+def test_bench_disk_has_a_line_for_every_size_and_depth_and_names_the_best(tmp_path):
+    file = tmp_path / "data"
+    file.write_bytes(bytes(16 << 20))
+    lines, out = disk_lines(file)
+    assert [(a, b) for a, b, *_ in lines] == [(p, d) for p in ("256K", "1M", "4M") for d in ("1", "2", "4", "8", "16")]
+    assert "\nbest: pieces of " in out and all(float(x) >= 0 for line in lines for x in line[2:])
+    lines, out = disk_lines(file, "--reader", "pread", "--depth", "3", "--piece", "64K", "--small-pages")
+    assert len(lines) == 1 and lines[0][:2] == ["64K", "3"] and "pread with 3 threads" in out
+
+
+def test_bench_disk_is_no_faster_than_the_emulated_drive(tmp_path):
+    file = tmp_path / "data"
+    file.write_bytes(bytes(8 << 20))
+    (line,), _ = disk_lines(file, "--depth", "2", "--piece", "256K", "--emulate-disk", "0.05,1000")
+    assert 0 < float(line[2]) <= 0.05 and float(line[3]) >= 6000
+
+
+def test_bench_disk_reads_the_experts_of_a_pack(pack):
+    lines, out = disk_lines(pack, "--depth", "2")
+    assert len(lines) >= 1 and "of experts" in out

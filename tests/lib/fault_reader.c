@@ -28,7 +28,7 @@ struct fault_reader {
         struct block_read *read; /* NULL: free */
         const struct armed_fault *fault;
     } chosen[BLOCK_READS_MAX]; /* in flight and going wrong; those that hang stay */
-    int n_hanging;
+    int n_hanging, is_abandoned;
 };
 
 /* ---- choosing ---- */
@@ -144,8 +144,11 @@ static int close_reader(struct block_reader *base, uint64_t timeout_ns)
     if (r->inner || r->n_hanging) {
         uint64_t waited = clock_now_ns(clock_monotonic()) - start, left = waited < timeout_ns ? timeout_ns - waited : 0;
         nanosleep(&(struct timespec){(time_t)(left / 1000000000u), (long)(left % 1000000000u)}, NULL);
-        CHECK(n_abandoned < (int)(sizeof abandoned / sizeof *abandoned));
-        abandoned[n_abandoned++] = r;
+        if (!r->is_abandoned) {
+            CHECK(n_abandoned < (int)(sizeof abandoned / sizeof *abandoned));
+            abandoned[n_abandoned++] = r;
+            r->is_abandoned = 1;
+        }
         return 0;
     }
     pthread_mutex_destroy(&r->mutex);

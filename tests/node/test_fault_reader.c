@@ -108,11 +108,15 @@ static void without_faults_all_is_well_in_any_order(void **state)
     (void)state;
     struct block_reader *reader = open_reader();
     struct pass pass;
-    assert_int_equal(read_all(reader, &pass, LONG_NS), N);
-    assert_others_right(&pass, -1);
-    assert_true(pass.order_differs);
-    free(pass.memory);
-    assert_int_equal(fault_reader_reads(reader), N);
+    int n = 0, order_differs = 0;
+    for (; !order_differs && n < 20; n++) {
+        assert_int_equal(read_all(reader, &pass, LONG_NS), N);
+        assert_others_right(&pass, -1);
+        order_differs = pass.order_differs;
+        free(pass.memory);
+    }
+    assert_true(order_differs);
+    assert_int_equal(fault_reader_reads(reader), n * N);
     assert_int_equal(reader->close(reader, LONG_NS), 1);
 }
 
