@@ -23,7 +23,7 @@ struct uring_reader {
 
 /* ---- the ring ---- */
 
-/* Everything submitted reaches the kernel, or stays for the next time when it has no memory. A bad fd makes the kernel stop after it,
+/* Everything submitted reaches the kernel, or stays for the next time when it has no memory. Older kernels stop a batch at a bad fd,
  * therefore the loop. */
 static void flush(struct uring_reader *r)
 {
