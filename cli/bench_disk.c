@@ -83,14 +83,12 @@ static enum status open_pack(struct extents *e, const char *dir, struct error *e
         return error_wrap(err, "a folder must be a pack");
     for (int i = 0; i < pack->n_parts && !status; i++) {
         const struct part_layout *layout = &pack->parts[i].layout;
-        struct pack_record first;
         if (layout->kind != PART_EXPERTS)
             continue;
-        pack_record_place(pack, &pack->parts[i], 0, &first);
-        if (!access(first.path, F_OK))
-            status =
-                extents_add(e, first.path, first.offset, layout->record_bytes * (uint64_t)layout->n_records, layout->record_bytes, err);
-        free(first.path);
+        char *file = xasprintf("%s/%s", dir, pack->parts[i].file);
+        if (!access(file, F_OK))
+            status = extents_add(e, file, PACK_HEADER_BYTES, layout->record_bytes * (uint64_t)layout->n_records, layout->record_bytes, err);
+        free(file);
     }
     pack_close(&pack);
     return status || e->n ? status : error_set(err, STATUS_NOT_FOUND, "%s has no expert files", dir);

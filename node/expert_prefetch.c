@@ -9,18 +9,23 @@ void prefetch_trial_init(struct prefetch_trial *t, enum prefetch_mode mode)
     t->is_on = mode != PREFETCH_OFF;
 }
 
-/* The median of the windows of one arm: a single slow window (another program, a warming cache) decides nothing. */
-static uint64_t median_of_arm(const struct prefetch_trial *t, int arm)
+/* Which windows guess. In this order a rate that rises or falls during the trial, as it does while the memory fills, favours neither arm. */
+static const unsigned char guesses[PREFETCH_TRIAL_WINDOWS] = {1, 0, 0, 1, 0, 1, 1, 0};
+
+/* The middle of the windows of one arm, twice: a single slow window (another program) decides nothing. */
+static uint64_t middle_of_arm(const struct prefetch_trial *t, int arm)
 {
     uint64_t sorted[PREFETCH_TRIAL_WINDOWS];
     int n = 0;
-    for (int i = arm; i < PREFETCH_TRIAL_WINDOWS; i += 2) {
+    for (int i = 0; i < PREFETCH_TRIAL_WINDOWS; i++) {
+        if (guesses[i] != arm)
+            continue;
         int at = n++;
         for (; at > 0 && sorted[at - 1] > t->window_ns[i]; at--)
             sorted[at] = sorted[at - 1];
         sorted[at] = t->window_ns[i];
     }
-    return sorted[n / 2];
+    return sorted[n / 2 - 1] + sorted[n / 2];
 }
 
 void prefetch_trial_pass(struct prefetch_trial *t, uint64_t pass_ns)
@@ -32,17 +37,18 @@ void prefetch_trial_pass(struct prefetch_trial *t, uint64_t pass_ns)
             return;
         memset(t->window_ns, 0, sizeof t->window_ns);
         t->windows = t->passes = 0;
-        t->is_on = 1;
+        t->is_on = guesses[0];
         return;
     }
     t->window_ns[t->windows] += pass_ns;
     if (++t->passes < PREFETCH_WINDOW_PASSES)
         return;
     t->passes = 0;
-    t->is_on = ++t->windows % 2 == 0; /* even windows guess */
-    if (t->windows < PREFETCH_TRIAL_WINDOWS)
+    if (++t->windows < PREFETCH_TRIAL_WINDOWS) {
+        t->is_on = guesses[t->windows];
         return;
-    uint64_t on = median_of_arm(t, 0), off = median_of_arm(t, 1);
-    t->last_ratio = off ? (double)on / (double)off : 0;
-    t->is_on = on < off;
+    }
+    uint64_t on = middle_of_arm(t, 1), off = middle_of_arm(t, 0);
+    t->last_ratio = off ? (double)on / (double)off : 1;
+    t->is_on = t->last_ratio <= 1 + PREFETCH_COST_MAX;
 }

@@ -9,9 +9,12 @@ enum prefetch_mode { PREFETCH_OFF, PREFETCH_ON, PREFETCH_AUTO };
 
 enum {
     PREFETCH_WINDOW_PASSES = 8,   /* passes of one window */
-    PREFETCH_TRIAL_WINDOWS = 6,   /* windows of a trial, on and off in turn */
+    PREFETCH_TRIAL_WINDOWS = 8,   /* windows of a trial */
     PREFETCH_KEEP_PASSES = 1024,  /* how long a decision holds */
 };
+
+/* Guesses stay unless they cost more than this share of the time: what they save while other nodes or programs keep this one waiting is not in it. */
+#define PREFETCH_COST_MAX 0.01
 
 struct prefetch_trial {
     enum prefetch_mode mode;

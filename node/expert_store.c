@@ -15,6 +15,7 @@
 #include "node/use_counts.h"
 
 enum {
+    FETCH_AHEAD_BYTES = 16 << 20,
     GUESSES_MAX = 16,       /* experts of one layer that are read on a guess */
     GUESS_SOURCES = 2,      /* the next layer's router on the present residual; the last row's choice there */
 };
@@ -43,12 +44,15 @@ struct expert_store {
     unsigned char *want;       /* [EXPERTS_MAX] enum want, by place in request.experts */
     int *ready, ready_head, ready_tail; /* [EXPERTS_MAX] places, in the order in which they became ready */
     int n_pinned;              /* slots that the request holds */
+    unsigned char *is_fetched; /* [EXPERTS_MAX] read for this request, by place */
+    int n_fetched;             /* of these, not yet released */
     /* guesses */
     struct prefetch_trial trial;
     float recall[GUESS_SOURCES]; /* share of guesses that came true, decayed */
     int *last_choice;            /* [n_files][top_k], -1 */
     int top_k;
-    unsigned char *guess_source; /* [n_slots] + 1 while is_prefetched */
+    unsigned char *guess_source; /* [n_slots] while is_prefetched */
+    int n_guesses;               /* slots that are is_prefetched */
     uint64_t pass_start_ns, pass_end_ns;
     int last_file, last_rows, is_clean_pass; /* clean: through all layers in order, the same rows */
     /* warming */
@@ -85,6 +89,7 @@ static void count_guess(struct expert_store *s, int slot, int came_true)
     int file = s->slots.views[slot].layer, source = s->guess_source[slot];
     uint64_t bytes = record_bytes(s, file);
     held->is_prefetched = 0;
+    s->n_guesses--;
     s->recall[source] += ((float)came_true - s->recall[source]) / 64;
     if (came_true)
         s->layers[file].prefetch_useful_bytes += bytes;
@@ -94,6 +99,8 @@ static void count_guess(struct expert_store *s, int slot, int came_true)
 
 static void clear_slot(struct expert_store *s, int slot)
 {
+    if (s->slots.slots[slot].is_prefetched)
+        s->n_guesses--;
     s->slots.slots[slot].is_prefetched = 0;
     s->layers[s->slots.views[slot].layer].slots_used--;
     expert_slots_clear(&s->slots, slot);
@@ -105,20 +112,32 @@ static void give_up(struct expert_store *s, int slot)
     clear_slot(s, slot);
 }
 
-/* Guesses that are still in the queue go; they have cost nothing. */
+/* Guesses (and warming) that have not come true go, and what of them is not yet issued is never read. Returns how many slots that freed. */
 static int withdraw_guesses(struct expert_store *s, int except_file)
 {
     int n = 0;
-    for (int i = 0; i < s->slots.n_slots; i++) {
+    for (int i = 0; i < s->slots.n_slots && s->n_guesses; i++) {
         struct expert_slot *slot = &s->slots.slots[i];
-        if (slot->state != SLOT_READING || slot->users || slot->read.state != RECORD_QUEUED || s->slots.views[i].layer == except_file)
+        int file = s->slots.views[i].layer;
+        if (slot->state != SLOT_READING || slot->users || !slot->is_prefetched || slot->read.is_withdrawn || file == except_file)
             continue;
-        if (!record_reads_withdraw(s->reads, &slot->read))
-            continue;
-        if (slot->is_prefetched)
-            s->layers[s->slots.views[i].layer].prefetch_bytes -= record_bytes(s, s->slots.views[i].layer);
-        clear_slot(s, i);
-        n++;
+        int was_issued = slot->read.state != RECORD_QUEUED;
+        int is_free = record_reads_withdraw(s->reads, &slot->read);
+        if (!is_free && !slot->read.is_withdrawn)
+            continue; /* lands in a moment */
+        slot->is_prefetched = 0;
+        s->n_guesses--;
+        s->layers[file].prefetch_bytes -= record_bytes(s, file);
+        if (was_issued) { /* part of it was read for nothing */
+            uint64_t bytes = (uint64_t)__builtin_popcountll(slot->read.landed) * EXPERT_PIECE_BYTES;
+            s->recall[s->guess_source[i]] -= s->recall[s->guess_source[i]] / 64;
+            s->layers[file].prefetch_bytes += bytes;
+            s->layers[file].prefetch_wasted_bytes += bytes;
+            s->layers[file].bytes_read += bytes;
+        }
+        if (is_free)
+            clear_slot(s, i);
+        n += is_free;
     }
     return n;
 }
@@ -191,6 +210,14 @@ static void pin(struct expert_store *s, int place, int slot)
     }
 }
 
+/* Reads that a request has ahead of the computing: enough for the drive. More would give up experts for others that an expert computed a moment later makes
+ * room for anyway: with few slots that costs a third of the hits (docs/PERFORMANCE.md, "Few slots"). */
+static int fetches_max(const struct expert_store *s)
+{
+    uint64_t n = FETCH_AHEAD_BYTES / record_bytes(s, s->file) + 1;
+    return n < 2 ? 2 : n > EXPERTS_MAX ? EXPERTS_MAX : (int)n;
+}
+
 /* Starts what can be started, lowest id first: that order is what keeps a request that holds landed experts until their turn from waiting for itself. */
 static void start_pending(struct expert_store *s)
 {
@@ -200,9 +227,13 @@ static void start_pending(struct expert_store *s)
             continue;
         int expert = s->request.experts[place], slot = expert_slots_find(&s->slots, s->file, expert);
         if (slot < 0) {
+            if (!s->slots.n_empty && s->n_fetched >= fetches_max(s))
+                break;
             if (!make_room(s, 2) && !(withdraw_guesses(s, -1) && make_room(s, 2)))
                 break;
             slot = start_read(s, s->file, expert, s->class);
+            s->is_fetched[place] = 1;
+            s->n_fetched++;
             queued = 1;
         }
         pin(s, place, slot);
@@ -245,7 +276,7 @@ static void note_pass(struct expert_store *s, uint64_t now)
 
 static void note_choice(struct expert_store *s)
 {
-    if (s->class < READ_DRAFT)
+    if (s->class < READ_DRAFT && s->request.n_rows)
         expert_policy_observe(s->policy, s->file, s->request.experts, s->request.rows, s->request.n, s->request.n_rows);
     if (s->request.n_rows != 1)
         return;
@@ -263,15 +294,16 @@ static enum status start(struct expert_source *source, const struct expert_reque
     s->file = s->file_of[request->layer];
     s->is_open = 1;
     s->n_left = request->n;
-    s->n_pinned = s->ready_head = s->ready_tail = 0;
+    s->n_pinned = s->n_fetched = s->ready_head = s->ready_tail = 0;
     memset(s->want, WANT_PENDING, (size_t)request->n);
+    memset(s->is_fetched, 0, (size_t)request->n);
     s->layers[s->file].requests++;
     note_pass(s, now_ns());
+    note_choice(s); /* before anything is given up for it */
     withdraw_guesses(s, s->file); /* for layers that were passed */
     pin_residents(s);
     start_pending(s);
     withdraw_guesses(s, -1); /* of this layer, not asked for */
-    note_choice(s);
     pthread_mutex_unlock(s->lock);
     return STATUS_OK;
 }
@@ -359,6 +391,7 @@ static void release(struct expert_source *source, int layer, int expert)
         else if (held->state == SLOT_READING && record_reads_withdraw(s->reads, &held->read))
             clear_slot(s, slot);
     }
+    s->n_fetched -= s->is_fetched[place];
     s->want[place] = WANT_DONE;
     if (--s->n_left == 0) {
         s->is_open = 0;
@@ -377,6 +410,7 @@ static void guess(struct expert_store *s, int file, int expert, int source)
         return;
     int slot = start_read(s, file, expert, READ_PREFETCH);
     s->slots.slots[slot].is_prefetched = 1;
+    s->n_guesses++;
     s->guess_source[slot] = (unsigned char)source;
     s->layers[file].prefetch_bytes += record_bytes(s, file);
 }
@@ -429,8 +463,11 @@ static void on_end(void *ctx, struct record_read *read, enum status status)
             CHECK(s->want[place] == WANT_READING);
             make_ready(s, place);
         }
-    } else if (!held->users && read->state == RECORD_IDLE) {
+    } else if (read->state == RECORD_IDLE && !held->users) {
         clear_slot(s, slot);
+    } else if (read->state == RECORD_IDLE && status == STATUS_CANCELLED) { /* a guess that was called back has come true after all */
+        read->class = s->class;
+        record_reads_queue(s->reads, read);
     }
     pthread_cond_signal(&s->landed);
 }
@@ -535,6 +572,7 @@ static void allocate(struct expert_store *s, const struct expert_store_config *c
     for (int f = 0; f < n_files; f++)
         s->file_of[s->files.files[f].layer] = f;
     s->want = xcalloc(EXPERTS_MAX, sizeof *s->want);
+    s->is_fetched = xcalloc(EXPERTS_MAX, sizeof *s->is_fetched);
     s->ready = xcalloc(EXPERTS_MAX, sizeof *s->ready);
     s->last_choice = xcalloc((size_t)(n_files * s->top_k), sizeof *s->last_choice);
     for (int i = 0; i < n_files * s->top_k; i++)
@@ -596,6 +634,7 @@ static void free_store(struct expert_store *s)
     pthread_cond_destroy(&s->landed);
     free(s->file_of);
     free(s->want);
+    free(s->is_fetched);
     free(s->ready);
     free(s->last_choice);
     free(s->guess_source);

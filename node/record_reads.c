@@ -87,7 +87,7 @@ void record_reads_queue(struct record_reads *io, struct record_read *r)
     CHECK(r->n_pieces >= 1 && r->n_pieces <= RECORD_PIECES_MAX);
     begin_attempt(r);
     r->state = RECORD_QUEUED;
-    r->attempt = 0;
+    r->attempt = r->is_withdrawn = 0;
     r->n_out = 0;
     r->error.status = STATUS_OK;
     r->order = io->order++;
@@ -114,10 +114,30 @@ void record_reads_set_class(struct record_reads *io, struct record_read *r, enum
         enqueue(io, r);
 }
 
+static void forget_hash(struct record_reads *io, const struct record_read *r)
+{
+    for (int i = 0; i < HASHES_MAX; i++)
+        if (io->hashes[i].record == r)
+            io->hashes[i].record = NULL;
+}
+
 int record_reads_withdraw(struct record_reads *io, struct record_read *r)
 {
-    if (r->state != RECORD_QUEUED)
+    if (r->state == RECORD_IDLE || r->state == RECORD_LOST)
         return 0;
+    if (r->state == RECORD_READING) {
+        if (r->n_issued == r->n_pieces)
+            return 0; /* all of it is on its way: it may as well land */
+        dequeue(io, r);
+        r->n_issued = r->n_pieces;
+        r->is_withdrawn = 1;
+        if (!r->n_out) { /* between two pieces */
+            forget_hash(io, r);
+            io->n_of_class[r->class]--;
+            r->state = RECORD_IDLE;
+        }
+        return !r->n_out;
+    }
     dequeue(io, r);
     io->n_of_class[r->class]--;
     r->state = RECORD_IDLE;
@@ -143,13 +163,6 @@ pthread_mutex_t *record_reads_lock(struct record_reads *io)
 }
 
 /* ---- ends of records; under the lock ---- */
-
-static void forget_hash(struct record_reads *io, const struct record_read *r)
-{
-    for (int i = 0; i < HASHES_MAX; i++)
-        if (io->hashes[i].record == r)
-            io->hashes[i].record = NULL;
-}
 
 static void end_record(struct record_reads *io, struct record_read *r, enum status status)
 {
@@ -179,6 +192,10 @@ static void note_error(struct record_reads *io, struct record_read *r, enum stat
 
 static void settle(struct record_reads *io, struct record_read *r)
 {
+    if (r->is_withdrawn && !r->n_out && r->state != RECORD_LOST) {
+        end_record(io, r, STATUS_CANCELLED);
+        return;
+    }
     if (r->n_out || (!r->error.status && r->n_hashed < r->n_pieces))
         return;
     if (r->state == RECORD_LOST) {
@@ -333,7 +350,6 @@ static void on_piece(struct record_reads *io, struct piece *piece)
     io->store_out[piece->read.store]--;
     if (!--io->n_out)
         io->counters.busy_ns += now_ns() - io->busy_since_ns;
-    r->n_out--;
     if (piece->read.result == (int32_t)piece->read.bytes) {
         r->landed |= UINT64_C(1) << piece->number;
         r->n_landed++;
@@ -349,6 +365,7 @@ static void on_piece(struct record_reads *io, struct piece *piece)
                      (unsigned long long)piece->read.offset, io->config.files->store[piece->read.store], piece->read.result);
         note_error(io, r, STATUS_IO, what);
     }
+    r->n_out--; /* only now: while this thread hashes without the lock, the record must not look free */
     settle(io, r);
 }
 

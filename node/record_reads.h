@@ -32,7 +32,7 @@ struct record_read {
     /* of the I/O thread, under the lock */
     enum record_state state;
     int n_pieces, n_issued, n_landed, n_hashed, n_out; /* n_out: pieces that the reader has now */
-    int attempt;
+    int attempt, is_withdrawn;
     uint64_t landed; /* bit per piece */
     uint64_t order;
     struct error error; /* status 0: none yet */
@@ -45,8 +45,8 @@ struct record_reads_config {
     int store_depth;             /* pieces in flight per store */
     uint32_t piece_bytes;        /* a multiple of 4096 */
     uint64_t timeout_ns;         /* a piece must be there this long after it was issued */
-    /* Called by the I/O thread with the lock held: the record is there and verified (status 0), or has failed (read->error). A lost record's pieces have all
-     * come back when it is called a second time with STATUS_CANCELLED. */
+    /* Called by the I/O thread with the lock held: the record is there and verified (status 0), or has failed (read->error). When the pieces of a lost
+     * or a withdrawn record have all come back, it is called with STATUS_CANCELLED. */
     void (*on_end)(void *ctx, struct record_read *read, enum status status);
     /* Called with the lock held when no read is queued or in flight: may queue reads (warming); returns whether it did. */
     int (*on_idle)(void *ctx);
@@ -72,7 +72,7 @@ pthread_mutex_t *record_reads_lock(struct record_reads *reads);
 void record_reads_queue(struct record_reads *reads, struct record_read *read);
 void record_reads_set_class(struct record_reads *reads, struct record_read *read, enum read_class class);
 void record_reads_kick(struct record_reads *reads); /* with or without the lock */
-/* 1: it was not yet issued and is IDLE now; 0: too late. */
+/* 1: nothing of it is in flight and it is IDLE now. 0: no more of it is issued, and when what is out has come home, on_end says STATUS_CANCELLED. */
 int record_reads_withdraw(struct record_reads *reads, struct record_read *read);
 /* Whether anything of a class at or before `class` is queued or in flight. */
 int record_reads_is_busy(const struct record_reads *reads, enum read_class class);

@@ -155,7 +155,7 @@ static void a_stopped_conversion_is_no_pack_and_goes_on_to_the_same_bytes(void *
         assert_false(has_partial(target));
         struct weights_source *source;
         assert_int_equal(weights_source_open(&source, target, &err), STATUS_INVALID);
-        assert_non_null(strstr(err.text, "unfinished conversion"));
+        assert_non_null(strstr(err.text, "unfinished pack"));
         assert_int_equal(convert_until(path, target, 0, &i, &err), STATUS_OK);
         kept_most = i.n_kept > kept_most ? i.n_kept : kept_most;
         assert_same_folders(whole, target);
