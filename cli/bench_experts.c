@@ -212,8 +212,11 @@ static void print(const struct bench_options *o, const struct cli_model *m, cons
                (unsigned long long)stats.slots, (unsigned long long)n_experts, r->raw_rate, r->memory_rate, r->touched_bytes, seconds);
         return;
     }
-    printf("%.2f tokens/s, %.0f %% of the limit of %.2f (drive %.2f, memory %.2f)\n", r->tokens_per_second, 100 * r->tokens_per_second / r->limit, r->limit,
-           r->drive_limit, r->memory_limit);
+    if (o->prompt)
+        printf("%.2f tokens/s in sets of %d rows; the drive alone would allow %.2f\n", r->tokens_per_second, m->model->max_rows, r->drive_limit);
+    else
+        printf("%.2f tokens/s, %.0f %% of the limit of %.2f (drive %.2f, memory %.2f)\n", r->tokens_per_second,
+               100 * r->tokens_per_second / r->limit, r->limit, r->drive_limit, r->memory_limit);
     printf("experts   %llu of %llu fit in memory; %.1f %% hits, %.1f MB missing a token, %.2f GB read\n", (unsigned long long)stats.slots,
            (unsigned long long)n_experts, asked ? 100 * (double)c->hits / asked : 100, r->missed_bytes / 1e6, (double)c->bytes_read / 1e9);
     printf("waiting   %.1f %% of the time for experts\n", 100 * (double)c->wait_ns / 1e9 / seconds);

@@ -4,17 +4,32 @@
 #include "node/expert_store.h"
 #include "node/memory_plan.h"
 
+enum status cli_model_plan(struct model *m, const struct cli_model_options *o, struct memory_plan *plan, struct budget *budget, struct error *err)
+{
+    int layers = config_layers_with_mtp(m->config);
+    *budget = (struct budget){0};
+    enum status status = memory_plan_limit((uint64_t)o->memory, &budget->limit, err);
+    if (status)
+        return status;
+    struct budget without_experts = *budget;
+    model_budget(m, budget);
+    status = memory_plan_experts(plan, budget, m->source, 0, layers, &o->experts, err);
+    if (status || o->chunk)
+        return status;
+    /* Each expert is read once for all rows of a set, from the drive or from RAM, so long ones are better. */
+    model_set_max_rows(m, memory_plan_prefill_rows(budget->limit, model_prefill_bytes, m->config, PREFILL_ROWS_MAX));
+    *budget = without_experts;
+    model_budget(m, budget);
+    return memory_plan_experts(plan, budget, m->source, 0, layers, &o->experts, err);
+}
+
 /* Plans the memory, opens the expert store when experts are to stream, and loads the rest. */
 static enum status load(struct cli_model *m, const struct cli_model_options *o, struct error *err)
 {
-    struct budget budget = {0};
+    struct budget budget;
     struct memory_plan plan;
     int layers = config_layers_with_mtp(m->model->config);
-    enum status status = memory_plan_limit((uint64_t)o->memory, &budget.limit, err);
-    if (status)
-        return status;
-    model_budget(m->model, &budget);
-    status = memory_plan_experts(&plan, &budget, m->model->source, 0, layers, &o->experts, err);
+    enum status status = cli_model_plan(m->model, o, &plan, &budget, err);
     if (status)
         return status;
     memory_plan_log(&plan, &budget);

@@ -46,7 +46,7 @@ struct cli_model {
          0,                                                                                                                                \
          4096,                                                                                                                             \
          .metavar = "N",                                                                                                                   \
-         .help = "rows that go through a layer together; 0: 64"},                                                                          \
+         .help = "rows that go through a layer together; 0: up to 2048, as the memory allows"},                                                                          \
         {"memory",                                                                                                                         \
          OPTION_SIZE,                                                                                                                      \
          offsetof(type, member.memory),                                                                                                    \
@@ -65,5 +65,10 @@ struct cli_model {
 enum status cli_model_open(struct cli_model *model, const char *dir, const struct cli_model_options *options, const struct layer_observer *observer,
                            struct error *err);
 void cli_model_close(struct cli_model *model);
+
+/* What cli_model_open will put into memory, for a prepared model; chooses its rows of a set where --chunk does not say. */
+struct memory_plan;
+struct budget;
+enum status cli_model_plan(struct model *model, const struct cli_model_options *options, struct memory_plan *plan, struct budget *budget, struct error *err);
 
 #endif

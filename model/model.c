@@ -31,6 +31,17 @@ static int block_rows(const struct model *m)
     return m->max_rows < BLOCK_ROWS_MAX ? m->max_rows : BLOCK_ROWS_MAX;
 }
 
+uint64_t model_prefill_bytes(const struct model_config *c, int max_rows)
+{
+    return (uint64_t)max_rows * row_bytes(c) + (max_rows > BLOCK_ROWS_MAX ? layer_pass_bytes(c, max_rows) : 0);
+}
+
+void model_set_max_rows(struct model *m, int max_rows)
+{
+    CHECK(!m->rows && max_rows >= 1);
+    m->max_rows = max_rows;
+}
+
 void model_budget(const struct model *m, struct budget *budget)
 {
     const struct model_config *c = m->config;
@@ -38,8 +49,7 @@ void model_budget(const struct model *m, struct budget *budget)
     budget_add(budget, "weights", model_weights_bytes(m->source, 0, layers, EMBEDDING_IN_RAM, 1), NULL);
     budget_add(budget, "position caches", position_cache_block_bytes(c, 0, layers) * (uint64_t)cache_blocks_for(m->max_positions), "lower --context");
     budget_add(budget, "scratch", workspace_bytes(c, block_rows(m), m->max_positions, parallel_threads()), NULL);
-    budget_add(budget, "prefill rows", (uint64_t)m->max_rows * row_bytes(c) + (m->max_rows > BLOCK_ROWS_MAX ? layer_pass_bytes(c, m->max_rows) : 0),
-               "lower --chunk");
+    budget_add(budget, "prefill rows", model_prefill_bytes(c, m->max_rows), "lower --chunk");
     budget_add(budget, "runtime", RUNTIME_BYTES, NULL);
 }
 

@@ -48,6 +48,8 @@ void model_close(struct model **model);
  * large; model_budget adds accounts of all that model_load will allocate; experts, borrowed until model_close, must have every sparse layer. */
 enum status model_prepare(struct model **model, const char *dir, const struct model_options *options, struct error *err);
 void model_budget(const struct model *model, struct budget *budget);
+void model_set_max_rows(struct model *model, int max_rows); /* before model_load: other rows than the options said */
+uint64_t model_prefill_bytes(const struct model_config *config, int max_rows); /* that max_rows rows take */
 enum status model_load(struct model *model, struct expert_source *experts, struct error *err);
 enum status model_load_resident(struct model *model, struct error *err); /* with all experts in RAM */
 

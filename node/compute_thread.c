@@ -12,6 +12,7 @@
 #include "common/log.h"
 #include "common/memory.h"
 #include "kernels/parallel.h"
+#include "model/layer_pass.h"
 #include "node/expert_slots.h"
 
 enum {
@@ -133,12 +134,20 @@ static enum status plan_memory(struct compute_thread *c, int begin, int end, con
     return status;
 }
 
-/* Where experts stream, a prompt's rows go through a layer together, as many as the coordinator sends in a chunk: reading each expert once for all of them
+static uint64_t set_bytes(const struct model_config *config, int rows)
+{
+    return layer_pass_bytes(config, rows);
+}
+
+/* Where experts stream, a prompt's rows go through a layer together, as many as the memory allows and the coordinator sends in a chunk: reading each expert once for all of them
  * is what its speed depends on (docs/PERFORMANCE.md, "Prompts"). */
 static int set_rows(const struct compute_thread *c, const Hearth__Assign *a)
 {
-    int streams = weights_source_pack(c->source) != NULL;
-    return streams && a->chunk_rows_max > UNIT_ROWS_MAX ? (int)a->chunk_rows_max : 0;
+    uint64_t limit;
+    struct error ignored;
+    if (!weights_source_pack(c->source) || a->chunk_rows_max <= UNIT_ROWS_MAX || memory_plan_limit((uint64_t)c->options->memory, &limit, &ignored))
+        return 0;
+    return memory_plan_prefill_rows(limit, set_bytes, weights_source_config(c->source), (int)a->chunk_rows_max);
 }
 
 /* Weights and caches for the range; weights of the same range are kept. */

@@ -10,6 +10,7 @@
 #include "common/log.h"
 #include "common/memory.h"
 #include "model/workspace.h"
+#include "node/drive_rate.h"
 #include "node/expert_prefetch.h"
 #include "node/expert_slots.h"
 #include "node/use_counts.h"
@@ -20,6 +21,7 @@ enum {
     GUESS_SOURCES = 2,      /* the next layer's router on the present residual; the last row's choice there */
 };
 #define TIMEOUT_DEFAULT_NS UINT64_C(30000000000)
+#define EMULATION_CHECK_NS UINT64_C(100000000)
 #define SAVE_EVERY_NS UINT64_C(300000000000)
 
 /* What became of an expert of the open request. */
@@ -585,16 +587,43 @@ static void allocate(struct expert_store *s, const struct expert_store_config *c
         s->recall[i] = 0.5f;
 }
 
-static enum status open_reader(const struct expert_store_config *config, int n_stores, int depth, struct block_reader **reader, struct error *err)
+/* A drive can be emulated only on one that is faster: says so where it is not. */
+static enum status check_emulation(const struct expert_store *s, struct block_reader *reader, const struct emulated_drive *drive, int depth, struct error *err)
+{
+    int n = 0;
+    struct drive_extent *extents = xcalloc((size_t)(s->files.n_files * s->files.n_stores), sizeof *extents);
+    for (int store = 0; store < s->files.n_stores; store++)
+        for (int f = 0; f < s->files.n_files; f++) {
+            const struct expert_file *file = &s->files.files[f];
+            if (file->fd[store] >= 0)
+                extents[n++] = (struct drive_extent){file->fd[store], store, expert_record_offset(file, 0), file->layout->bytes, file->name};
+        }
+    struct drive_load load = {extents, n, EXPERT_PIECE_BYTES, depth, EMULATION_CHECK_NS, 1};
+    struct drive_rate rate;
+    enum status status = drive_rate_measure(&rate, reader, &load, err);
+    free(extents);
+    if (status)
+        return error_wrap(err, "--emulate-disk");
+    double emulated = drive->bytes_per_second * s->files.n_stores;
+    log_line(rate.bytes_per_second < 1.5 * emulated ? LOG_WARNING : LOG_INFO, "--emulate-disk: %.2f GB/s on a drive that gives %.2f GB/s%s", emulated / 1e9,
+             rate.bytes_per_second / 1e9, rate.bytes_per_second < 1.5 * emulated ? ": less than 1.5 times that, so what is measured is this drive" : "");
+    return STATUS_OK;
+}
+
+static enum status open_reader(struct expert_store *s, const struct expert_store_config *config, int depth, struct block_reader **reader, struct error *err)
 {
     const struct expert_options *o = config->options;
     struct emulated_drive drive;
     enum status status = emulated_drive_parse(o->emulate_disk, &drive, err);
-    int all = n_stores * depth;
+    int all = s->files.n_stores * depth;
     if (!status)
         status = block_reader_open(reader, o->reader, all < BLOCK_READS_MAX ? all : BLOCK_READS_MAX, err);
     if (status)
         return status;
+    if (drive.bytes_per_second > 0 && (status = check_emulation(s, *reader, &drive, depth, err))) {
+        (*reader)->close(*reader, s->timeout_ns);
+        return status;
+    }
     if (config->wrap_reader)
         *reader = config->wrap_reader(config->wrap_ctx, reader);
     if (drive.bytes_per_second > 0)
@@ -606,7 +635,7 @@ static enum status start_reads(struct expert_store *s, const struct expert_store
 {
     struct block_reader *reader;
     int depth = config->options->read_depth ? (int)config->options->read_depth : EXPERT_READ_DEPTH;
-    enum status status = open_reader(config, s->files.n_stores, depth, &reader, err);
+    enum status status = open_reader(s, config, depth, &reader, err);
     if (status)
         return status;
     struct record_reads_config reads = {.files = &s->files,

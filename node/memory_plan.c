@@ -89,6 +89,14 @@ enum status memory_plan_experts(struct memory_plan *plan, struct budget *budget,
     return plan_slots(plan, budget, source, begin, end, o, err);
 }
 
+int memory_plan_prefill_rows(uint64_t limit, uint64_t (*bytes)(const struct model_config *config, int rows), const struct model_config *config, int rows_max)
+{
+    int rows = 64;
+    while (rows * 2 <= rows_max && bytes(config, rows * 2) <= limit / 16)
+        rows *= 2;
+    return rows;
+}
+
 void memory_plan_log(const struct memory_plan *plan, const struct budget *budget)
 {
     char bytes[32], limit[32];
