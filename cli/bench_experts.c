@@ -138,8 +138,7 @@ static enum status prefill(const struct bench_options *o, struct model *m, struc
 static void counts_now(const struct cli_model *m, struct expert_stats *counts)
 {
     *counts = (struct expert_stats){0};
-    if (m->store)
-        expert_store_stats(m->store, counts, NULL);
+    cli_model_experts(m, counts);
 }
 
 static double seconds_since(uint64_t begin_ns)

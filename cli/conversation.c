@@ -199,6 +199,18 @@ static void print_figures(const struct generation *g, int n_reused)
             g->end == GENERATION_LENGTH ? "; cut at --max-tokens or --context" : "");
 }
 
+/* What the answer has asked of the drive; before: the counts when it began. */
+static void print_expert_figures(const struct cli_model *m, const struct expert_stats *before, const struct generation *g)
+{
+    struct expert_stats now;
+    if (!cli_model_experts(m, &now))
+        return;
+    double hits = (double)(now.hits - before->hits), asked = hits + (double)(now.misses - before->misses);
+    double wait = (double)(now.wait_ns - before->wait_ns), all = (double)(g->prefill_ns + g->decode_ns);
+    fprintf(stderr, "[experts: %.1f %% of %.0f were in memory, %.2f GB read, %.0f %% of the time waiting for them]\n", asked > 0 ? 100 * hits / asked : 100.0,
+            asked, (double)(now.bytes_read - before->bytes_read) / 1e9, all > 0 ? 100 * wait / all : 0.0);
+}
+
 static void remember_answer(struct conversation *c, const struct answer *a)
 {
     json_t *message = message_new("assistant", a->content.bytes, a->content.length);
@@ -239,12 +251,16 @@ static enum status run_answer(struct conversation *c, struct answer *a, const st
     if (g.n_tokens > c->model->config->vocab_size)
         return error_set(err, STATUS_INVALID, "tokenizer.json has ids up to %d, but vocab_size is %d", g.n_tokens - 1,
                          c->model->config->vocab_size);
+    struct expert_stats before = {0};
+    cli_model_experts(&c->loaded, &before);
     enum status status = generate(c->model, &c->sequence, &g, err);
     finish_answer(a);
     if (!status)
         status = a->status;
-    if (!status)
+    if (!status) {
         print_figures(&g, (int)shared);
+        print_expert_figures(&c->loaded, &before, &g);
+    }
     return status;
 }
 

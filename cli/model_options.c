@@ -40,6 +40,13 @@ static enum status load(struct cli_model *m, const struct cli_model_options *o, 
     return status ? status : model_load(m->model, expert_store_source(m->store), err);
 }
 
+int cli_model_experts(const struct cli_model *m, struct expert_stats *stats)
+{
+    if (m->store)
+        expert_store_stats(m->store, stats, NULL);
+    return m->store != NULL;
+}
+
 void cli_model_close(struct cli_model *m)
 {
     expert_store_close(&m->store);
@@ -55,6 +62,12 @@ static enum status load(struct cli_model *m, const struct cli_model_options *o, 
     budget_add(&budget, "experts", resident_experts_bytes(m->model->source, 0, config_layers_with_mtp(m->model->config)), NULL);
     enum status status = budget_check(&budget, err);
     return status ? status : model_load_resident(m->model, err);
+}
+
+int cli_model_experts(const struct cli_model *m, struct expert_stats *stats)
+{
+    (void)m, (void)stats;
+    return 0;
 }
 
 void cli_model_close(struct cli_model *m)

@@ -5,6 +5,7 @@
 #include "common/options.h"
 #include "model/model.h"
 #include "node/expert_options.h"
+#include "node/expert_stats.h"
 
 struct cli_model_options {
     const char *dir; /* where the command takes the folder as an option */
@@ -65,6 +66,9 @@ struct cli_model {
 enum status cli_model_open(struct cli_model *model, const char *dir, const struct cli_model_options *options, const struct layer_observer *observer,
                            struct error *err);
 void cli_model_close(struct cli_model *model);
+
+/* What its expert store has done. 0: it has none. */
+int cli_model_experts(const struct cli_model *model, struct expert_stats *stats);
 
 /* What cli_model_open will put into memory, for a prepared model; chooses its rows of a set where --chunk does not say. */
 struct memory_plan;

@@ -18,8 +18,12 @@
 enum {
     FETCH_AHEAD_BYTES = 16 << 20,
     GUESSES_MAX = 16,       /* experts of one layer that are read on a guess */
-    GUESS_SOURCES = 2,      /* the next layer's router on the present residual; the last row's choice there */
+    SET_GUESSES_MAX = 32,   /* the same where many rows will choose nearly all */
+    SURE_CHOICES = 4,       /* choices per expert from which on it is nearly sure (98 % if all were alike) that it is among them */
 };
+
+/* Where a guess came from. */
+enum { GUESS_ROUTER, GUESS_LAST_ROW, GUESS_SET, GUESS_SOURCES };
 #define TIMEOUT_DEFAULT_NS UINT64_C(30000000000)
 #define EMULATION_CHECK_NS UINT64_C(100000000)
 #define SAVE_EVERY_NS UINT64_C(300000000000)
@@ -53,6 +57,8 @@ struct expert_store {
     float recall[GUESS_SOURCES]; /* share of guesses that came true, decayed */
     int *last_choice;            /* [n_files][top_k], -1 */
     int top_k;
+    int hints[GUESSES_MAX], n_hints, hint_file; /* of the next layer; 0: none, or used */
+    int has_guessed_all, n_choices; /* n_choices: of all rows of the request */
     unsigned char *guess_source; /* [n_slots] while is_prefetched */
     int n_guesses;               /* slots that are is_prefetched */
     uint64_t pass_start_ns, pass_end_ns;
@@ -220,6 +226,57 @@ static int fetches_max(const struct expert_store *s)
     return n < 2 ? 2 : n > EXPERTS_MAX ? EXPERTS_MAX : (int)n;
 }
 
+/* ---- guesses; under the lock ---- */
+
+/* bound: gives up only an expert that is worth less. */
+static void guess(struct expert_store *s, int file, int expert, int source, float bound)
+{
+    if (expert < 0 || expert_slots_find(&s->slots, file, expert) >= 0 || !make_room(s, bound))
+        return;
+    int slot = start_read(s, file, expert, READ_PREFETCH);
+    s->slots.slots[slot].is_prefetched = 1;
+    s->n_guesses++;
+    s->guess_source[slot] = (unsigned char)source;
+    s->layers[file].prefetch_bytes += record_bytes(s, file);
+}
+
+/* Few rows: what the next layer's router said, likeliest first, then what the last row chose there. Half the recall: a guess that fails costs a read too. */
+static void guess_from_hints(struct expert_store *s)
+{
+    int file = s->hint_file;
+    for (int i = 0; i < s->n_hints; i++)
+        guess(s, file, s->hints[i], GUESS_ROUTER, s->recall[GUESS_ROUTER] / 2);
+    for (int i = 0; i < s->top_k && s->request.n_rows == 1; i++)
+        guess(s, file, s->last_choice[file * s->top_k + i], GUESS_LAST_ROW, s->recall[GUESS_LAST_ROW] / 2);
+    s->n_hints = 0;
+}
+
+/* Many rows choose nearly every expert, and the next layer will take them in ascending order. What they push out would be pushed out by the next layer's
+ * own reads a moment later. */
+static void guess_all(struct expert_store *s)
+{
+    int file = s->file + 1, most = s->slots.n_slots / 8 < SET_GUESSES_MAX ? s->slots.n_slots / 8 : SET_GUESSES_MAX;
+    for (int expert = 0; expert < s->files.n_experts && s->n_guesses < most; expert++)
+        guess(s, file, expert, GUESS_SET, 2);
+    s->has_guessed_all = 1;
+}
+
+/* The present layer's own needs come first, and so do its slots: nothing is guessed before the last of them has been started. */
+static void start_guesses(struct expert_store *s)
+{
+    for (int place = 0; s->is_open && place < s->request.n; place++)
+        if (s->want[place] == WANT_PENDING)
+            return;
+    if (s->n_hints)
+        guess_from_hints(s);
+    else if (s->is_open && !s->has_guessed_all && s->trial.mode != PREFETCH_OFF && s->n_choices >= SURE_CHOICES * s->files.n_experts &&
+             s->file + 1 < s->files.n_files && s->files.files[s->file + 1].layer == s->request.layer + 1)
+        guess_all(s);
+    else
+        return;
+    record_reads_kick(s->reads);
+}
+
 /* Starts what can be started, lowest id first: that order is what keeps a request that holds landed experts until their turn from waiting for itself. */
 static void start_pending(struct expert_store *s)
 {
@@ -242,6 +299,7 @@ static void start_pending(struct expert_store *s)
     }
     if (queued)
         record_reads_kick(s->reads);
+    start_guesses(s);
 }
 
 /* Experts that are there are pinned first, so that misses of the same request do not push them out. */
@@ -252,8 +310,8 @@ static void pin_residents(struct expert_store *s)
     for (int place = 0; place < s->request.n; place++) {
         int slot = expert_slots_find(&s->slots, s->file, s->request.experts[place]);
         int is_there = slot >= 0 && s->slots.slots[slot].state == SLOT_RESIDENT;
-        counts->hits += is_there;
-        counts->misses += !is_there;
+        counts->hits += is_there && s->request.n_rows; /* the rest of an interrupted request was counted before */
+        counts->misses += !is_there && s->request.n_rows;
         if (is_there && (s->n_pinned < most || s->request.n <= s->slots.n_slots))
             pin(s, place, slot);
     }
@@ -294,18 +352,20 @@ static enum status start(struct expert_source *source, const struct expert_reque
     pthread_mutex_lock(s->lock);
     s->request = *request;
     s->file = s->file_of[request->layer];
+    if (request->n_rows)
+        s->n_choices = request->n_rows * s->top_k;
     s->is_open = 1;
     s->n_left = request->n;
-    s->n_pinned = s->n_fetched = s->ready_head = s->ready_tail = 0;
+    s->n_pinned = s->n_fetched = s->ready_head = s->ready_tail = s->n_hints = s->has_guessed_all = 0;
     memset(s->want, WANT_PENDING, (size_t)request->n);
     memset(s->is_fetched, 0, (size_t)request->n);
-    s->layers[s->file].requests++;
+    s->layers[s->file].requests += s->request.n_rows > 0;
     note_pass(s, now_ns());
     note_choice(s); /* before anything is given up for it */
     withdraw_guesses(s, s->file); /* for layers that were passed */
     pin_residents(s);
     start_pending(s);
-    withdraw_guesses(s, -1); /* of this layer, not asked for */
+    withdraw_guesses(s, s->file + 1); /* of this layer, not asked for */
     pthread_mutex_unlock(s->lock);
     return STATUS_OK;
 }
@@ -402,37 +462,16 @@ static void release(struct expert_source *source, int layer, int expert)
     pthread_mutex_unlock(s->lock);
 }
 
-/* ---- guesses ---- */
-
-static void guess(struct expert_store *s, int file, int expert, int source)
-{
-    if (expert < 0 || expert_slots_find(&s->slots, file, expert) >= 0)
-        return;
-    if (!make_room(s, s->recall[source] / 2)) /* half: a guess that fails costs a read too */
-        return;
-    int slot = start_read(s, file, expert, READ_PREFETCH);
-    s->slots.slots[slot].is_prefetched = 1;
-    s->n_guesses++;
-    s->guess_source[slot] = (unsigned char)source;
-    s->layers[file].prefetch_bytes += record_bytes(s, file);
-}
+/* ---- hints ---- */
 
 static void expect(struct expert_source *source, int layer, const int *experts, int n)
 {
     struct expert_store *s = of(source);
-    int file = s->file_of[layer];
-    if (file < 0)
-        return;
     pthread_mutex_lock(s->lock);
-    /* The present layer's own needs come first, and so do its slots. */
-    int is_starved = 0;
-    for (int place = 0; s->is_open && place < s->request.n; place++)
-        is_starved |= s->want[place] == WANT_PENDING;
-    for (int i = 0; i < n && i < GUESSES_MAX && !is_starved; i++)
-        guess(s, file, experts[i], 0);
-    for (int i = 0; i < s->top_k && !is_starved && s->request.n_rows == 1; i++)
-        guess(s, file, s->last_choice[file * s->top_k + i], 1);
-    record_reads_kick(s->reads);
+    s->hint_file = s->file_of[layer];
+    s->n_hints = s->hint_file < 0 ? 0 : n < GUESSES_MAX ? n : GUESSES_MAX;
+    memcpy(s->hints, experts, (size_t)s->n_hints * sizeof *experts);
+    start_guesses(s);
     pthread_mutex_unlock(s->lock);
 }
 
