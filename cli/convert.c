@@ -1,5 +1,4 @@
 /* hearth convert: a vendor's checkpoint becomes a pack. */
-#include <signal.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
@@ -7,6 +6,7 @@
 
 #include "cli/command.h"
 #include "cli/commands.h"
+#include "cli/stop_signal.h"
 #include "common/clock.h"
 #include "kernels/parallel.h"
 #include "model/convert.h"
@@ -21,23 +21,6 @@ static const struct option_row rows[] = {
      "int4: routed experts 4 bit, the rest 8 bit; int8: all 8 bit; exact: nothing is rounded, several times the size"},
     {"threads", OPTION_INT, offsetof(struct convert_arguments, threads), NULL, 0, 256, NULL, "N", "threads that quantise; 0: one per core that it may use"},
 };
-
-static volatile sig_atomic_t stop;
-
-static void on_signal(int number)
-{
-    (void)number;
-    stop = 1;
-}
-
-/* A second signal kills as usual. */
-static void catch_signals(void)
-{
-    struct sigaction action = {.sa_handler = on_signal, .sa_flags = (int)SA_RESETHAND};
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
-    signal(SIGXFSZ, SIG_IGN); /* a file size limit is an error with a sentence, not a death */
-}
 
 struct display {
     int is_terminal;
@@ -83,10 +66,10 @@ static enum status convert_run(const void *options, const char **arguments, int 
     const struct convert_arguments *a = options;
     (void)n_arguments;
     parallel_set_threads(a->threads ? (int)a->threads : parallel_cores());
-    catch_signals();
+    stop_signal_catch();
     struct display display = {.is_terminal = isatty(STDERR_FILENO), .begin_ns = clock_now_ns(clock_monotonic())};
     struct convert_options o = {
-        .precision = (enum precision)precision_by_name(a->precision), .report = show, .ctx = &display, .stop = &stop};
+        .precision = (enum precision)precision_by_name(a->precision), .report = show, .ctx = &display, .stop = &stop_signal};
     struct convert_result result;
     enum status status = convert_model(arguments[0], arguments[1], &o, &result, err);
     if (status && display.is_terminal)

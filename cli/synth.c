@@ -1,11 +1,11 @@
 /* hearth synth: a pack of random weights for performance work. */
-#include <signal.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <unistd.h>
 
 #include "cli/command.h"
 #include "cli/commands.h"
+#include "cli/stop_signal.h"
 #include "common/clock.h"
 #include "kernels/parallel.h"
 #include "model/config.h"
@@ -39,24 +39,6 @@ static const struct option_row rows[] = {
      "int4: routed experts 4 bit, the rest 8 bit; int8: all 8 bit"},
     {"threads", OPTION_INT, AT(threads), NULL, 0, 256, NULL, "N", "threads that make and write; 0: two more than cores that it may use"},
 };
-
-static volatile sig_atomic_t stop;
-
-static void on_signal(int number)
-{
-    (void)number;
-    stop = 1;
-}
-
-/* A second signal kills as usual. */
-static void catch_signals(void)
-{
-    struct sigaction action = {.sa_handler = on_signal, .sa_flags = (int)SA_RESETHAND};
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
-    sigaction(SIGHUP, &action, NULL);
-    signal(SIGXFSZ, SIG_IGN); /* a file size limit is an error with a sentence, not a death */
-}
 
 struct display {
     int is_terminal;
@@ -113,14 +95,14 @@ static enum status synth_run(const void *options, const char **arguments, int n_
     (void)n_arguments;
     const struct synth_arguments *a = options;
     parallel_set_threads(a->threads ? (int)a->threads : parallel_cores() + 2);
-    catch_signals();
+    stop_signal_catch();
     struct display display = {.is_terminal = isatty(STDERR_FILENO), .begin_ns = clock_now_ns(clock_monotonic())};
     struct synth_options o = {.shape = shape_of(a),
                               .precision = (enum precision)precision_by_name(a->precision),
                               .seed = (uint64_t)a->seed,
                               .report = show,
                               .ctx = &display,
-                              .stop = &stop};
+                              .stop = &stop_signal};
     struct synth_result result;
     enum status status = synth_pack(arguments[0], &o, &result, err);
     if (status) {
