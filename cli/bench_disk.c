@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -15,6 +14,7 @@
 #include "cli/commands.h"
 #include "common/budget.h"
 #include "common/check.h"
+#include "common/huge_pages.h"
 #include "common/clock.h"
 #include "common/memory.h"
 #include "model/pack.h"
@@ -291,16 +291,12 @@ static int choose_points(struct point *points, const struct disk_options *o, con
     return n;
 }
 
-/* Huge pages, as the store's arena: the kernel pins, and the drive is told, one piece of memory where it would be 512. */
+/* Huge pages, as the store's arena. */
 static uint8_t *map_memory(size_t bytes, int has_small_pages)
 {
-    enum { HUGE_PAGE = 2 << 20 };
-    char *all = mmap(NULL, bytes + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (all == MAP_FAILED)
-        return NULL;
-    uint8_t *memory = (uint8_t *)(((uintptr_t)all + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE);
-    madvise(memory, bytes, has_small_pages ? MADV_NOHUGEPAGE : MADV_HUGEPAGE); /* a wish */
-    memset(memory, 1, bytes);
+    uint8_t *memory = huge_pages_map(bytes, !has_small_pages);
+    if (memory)
+        memset(memory, 1, bytes);
     return memory;
 }
 

@@ -3,10 +3,10 @@
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <time.h>
 
 #include "common/check.h"
+#include "common/huge_pages.h"
 #include "common/clock.h"
 #include "common/memory.h"
 #include "kernels/parallel.h"
@@ -20,7 +20,6 @@ enum {
     PASSES_MAX = 201,
     PASSES_MIN = 5,
     PASS_NS = 10000000,
-    HUGE_PAGE = 2 << 20,
 };
 
 /* ---- weights and inputs ---- */
@@ -60,19 +59,16 @@ void rates_weights_fill(struct rates_weights *w, enum weight_format format)
 
 enum status rates_weights_open(struct rates_weights *w, size_t bytes, struct error *err)
 {
-    char *all = mmap(NULL, bytes + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (all == MAP_FAILED)
-        return error_errno(err, STATUS_NO_MEMORY, "cannot map %zu MiB of weights; try a smaller --memory", bytes >> 20);
-    w->mapped = all;
-    w->base = (char *)(((uintptr_t)all + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE);
     w->bytes = bytes;
-    madvise(w->base, bytes, MADV_HUGEPAGE); /* a wish: without huge pages the rates are lower, not wrong */
+    w->base = huge_pages_map(bytes, 1);
+    if (!w->base)
+        return error_errno(err, STATUS_NO_MEMORY, "cannot map %zu MiB of weights; try a smaller --memory", bytes >> 20);
     return STATUS_OK;
 }
 
 void rates_weights_release(struct rates_weights *w)
 {
-    munmap(w->mapped, w->bytes + HUGE_PAGE);
+    huge_pages_unmap(w->base, w->bytes);
 }
 
 static struct matrix weights_matrix(const struct rates_weights *w, int index, const struct rates_shape *shape)

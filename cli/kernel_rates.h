@@ -25,7 +25,7 @@ extern const struct rates_shape rates_shapes[N_RATES_SHAPES]; /* an expert's gat
 /* Matrices of one format, as many as fit in the memory. */
 struct rates_weights {
     enum weight_format format;
-    char *mapped, *base;
+    char *base;
     size_t bytes, matrix_bytes; /* one matrix and its scales, both shapes alike */
     int n_matrices, next;
 };

@@ -6,9 +6,8 @@
 
 #include "common/budget.h"
 #include "common/check.h"
+#include "common/huge_pages.h"
 #include "common/memory.h"
-
-enum { HUGE_PAGE_BYTES = 2 << 20 };
 
 /* docs/ARCHITECTURE.md, section 10. */
 static const unsigned char may_follow[N_SLOT_STATES][N_SLOT_STATES] = {
@@ -26,16 +25,9 @@ uint64_t expert_slots_arena_bytes(int n_slots, uint64_t record_bytes)
 static enum status map_arena(struct expert_slots *s, int pin, struct error *err)
 {
     char bytes[32];
-    /* One huge page more, so that the arena can begin at a border of one: the drive writes into whole pages with fewer entries to pin. */
-    uint8_t *memory = mmap(NULL, s->arena_bytes + HUGE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED)
+    s->arena = huge_pages_map(s->arena_bytes, 1);
+    if (!s->arena)
         return error_errno(err, STATUS_NO_MEMORY, "%s for experts", bytes_text(s->arena_bytes, bytes));
-    uint64_t skip = (HUGE_PAGE_BYTES - (uintptr_t)memory % HUGE_PAGE_BYTES) % HUGE_PAGE_BYTES;
-    if (skip)
-        munmap(memory, skip);
-    munmap(memory + skip + s->arena_bytes, HUGE_PAGE_BYTES - skip);
-    s->arena = memory + skip;
-    madvise(s->arena, s->arena_bytes, MADV_HUGEPAGE);
     if (!pin || !mlock(s->arena, s->arena_bytes))
         return STATUS_OK;
     return error_errno(err, STATUS_NO_MEMORY, "--pin: cannot lock %s for experts", bytes_text(s->arena_bytes, bytes));
@@ -71,8 +63,7 @@ enum status expert_slots_init(struct expert_slots *s, int n_slots, const struct 
 
 void expert_slots_release(struct expert_slots *s)
 {
-    if (s->arena)
-        munmap(s->arena, s->arena_bytes);
+    huge_pages_unmap(s->arena, s->arena_bytes);
     free(s->slots);
     free(s->views);
     free(s->empty);
