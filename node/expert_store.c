@@ -392,15 +392,13 @@ static enum status failed_read(const struct expert_store *s, struct error *err)
 
 static enum status wait_landed(struct expert_store *s, struct error *err)
 {
-    uint64_t begin = now_ns();
-    struct timespec until;
+    uint64_t begin = now_ns(), until_ns = begin + 2 * s->timeout_ns; /* every read has its own, shorter deadline */
+    struct timespec until = {(time_t)(until_ns / 1000000000), (long)(until_ns % 1000000000)};
     enum status status = STATUS_OK;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += (time_t)(2 * s->timeout_ns / 1000000000); /* every read has its own, shorter deadline */
     while (s->ready_head == s->ready_tail && !status) {
         status = failed_read(s, err);
         if (!status && pthread_cond_timedwait(&s->landed, s->lock, &until))
-            status = error_set(err, STATUS_TIMEOUT, "layer %d: %s: no expert has come within %.0f s", s->request.layer,
+            status = error_set(err, STATUS_TIMEOUT, "layer %d: %s: no expert has come within %g s", s->request.layer,
                                s->files.files[s->file].name, 2 * (double)s->timeout_ns / 1e9);
         start_pending(s); /* something may have landed that can be given up */
     }

@@ -229,7 +229,7 @@ static void check_deadlines(struct record_reads *io)
         if (io->pieces[i].is_free || r->state == RECORD_LOST || now - io->pieces[i].issued_ns < io->config.timeout_ns)
             continue;
         char what[96];
-        snprintf(what, sizeof what, "no answer from the drive within %.0f s", (double)io->config.timeout_ns / 1e9);
+        snprintf(what, sizeof what, "no answer from the drive within %g s", (double)io->config.timeout_ns / 1e9);
         r->error.status = STATUS_OK; /* whatever else was wrong */
         note_error(io, r, STATUS_TIMEOUT, what);
         log_line(LOG_ERROR, "%s", r->error.text);
