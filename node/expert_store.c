@@ -320,7 +320,7 @@ static void pin_residents(struct expert_store *s)
 /* Times whole passes of few rows through the range, for the trial. */
 static void note_pass(struct expert_store *s, uint64_t now)
 {
-    int is_decode = s->class == READ_COMMITTED && s->request.n_rows <= BUFFERED_ROWS_MAX;
+    int is_decode = s->class == READ_COMMITTED && s->request.n_rows && s->request.n_rows <= BUFFERED_ROWS_MAX;
     if (s->file <= s->last_file) {
         if (s->is_clean_pass)
             prefetch_trial_pass(&s->trial, (s->pass_end_ns - s->pass_start_ns) / (uint64_t)s->last_rows);
