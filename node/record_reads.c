@@ -102,7 +102,7 @@ void record_reads_kick(struct record_reads *io)
 
 void record_reads_set_class(struct record_reads *io, struct record_read *r, enum read_class class)
 {
-    if (r->class == class || r->state == RECORD_IDLE)
+    if (r->class == class || r->state == RECORD_IDLE || r->state == RECORD_LOST) /* a lost one is counted nowhere */
         return;
     int is_queued = r->n_issued < r->n_pieces;
     io->n_of_class[r->class]--;
