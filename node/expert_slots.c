@@ -22,6 +22,11 @@ uint64_t expert_slots_arena_bytes(int n_slots, uint64_t record_bytes)
     return (bytes + HUGE_PAGE_BYTES - 1) / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
 }
 
+uint64_t expert_slots_fit(uint64_t bytes, uint64_t record_bytes)
+{
+    return bytes / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES / record_bytes;
+}
+
 static enum status map_arena(struct expert_slots *s, int pin, struct error *err)
 {
     char bytes[32];

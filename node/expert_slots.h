@@ -26,8 +26,10 @@ struct expert_slots {
     int *empty, n_empty;       /* slots that hold nothing */
 };
 
-/* Bytes that n slots take beside the arena, and the arena itself. */
+/* What the arena of n slots takes. */
 uint64_t expert_slots_arena_bytes(int n_slots, uint64_t record_bytes);
+/* The most slots whose arena takes at most so many bytes. */
+uint64_t expert_slots_fit(uint64_t bytes, uint64_t record_bytes);
 
 /* pin: locks the arena into memory. Fails with what the system allows and the way out. */
 enum status expert_slots_init(struct expert_slots *slots, int n_slots, const struct expert_files *files, int pin, struct error *err);

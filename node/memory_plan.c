@@ -54,9 +54,7 @@ static enum status plan_slots(struct memory_plan *plan, struct budget *budget, c
 {
     uint64_t used = budget_sum(budget), room = budget->limit > used ? budget->limit - used : 0;
     uint64_t tables = expert_store_overhead_bytes(source, begin, end, plan->n_experts); /* for all of them: a few bytes each */
-    uint64_t fit = room > tables ? (room - tables) / plan->expert_bytes : 0;
-    if (fit && expert_slots_arena_bytes((int)fit, plan->expert_bytes) + tables > room)
-        fit--; /* the arena ends at a huge page */
+    uint64_t fit = expert_slots_fit(room > tables ? room - tables : 0, plan->expert_bytes);
     plan->n_slots = o->slots ? (int)o->slots : fit < (uint64_t)plan->n_experts ? (int)fit : plan->n_experts;
     if (plan->n_slots < EXPERT_SLOTS_MIN)
         plan->n_slots = EXPERT_SLOTS_MIN; /* and the budget says no, with all its accounts */
