@@ -15,7 +15,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 HEARTH = os.environ.get("HEARTH", str(ROOT / "build/release/cli/hearth"))
-COMMANDS = ["convert", "inspect", "run", "chat", "status", "keys new", "keys show", "keys trust", "bench kernels", "bench disk", "tokenize", "render", "logits"]
+COMMANDS = ["convert", "synth", "inspect", "run", "chat", "status", "keys new", "keys show", "keys trust", "doctor", "probe", "bench kernels", "bench cache", "bench disk",
+            "bench experts", "tokenize", "render", "logits"]
 
 
 def hearth(*arguments, stdin="", ok=True, **kw):
