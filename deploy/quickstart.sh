@@ -48,7 +48,7 @@ pids+=($!)
 rows=7602
 for name in laptop-1 laptop-2 desktop; do
     $BIN/node/hearth-node --model "$PACK" --name "$name" --coordinator tcp://127.0.0.1:7600 --bind "tcp://127.0.0.1:$rows" --threads 1 \
-        --key "$RUN/$name.key" --coordinator-key "$($BIN/cli/hearth keys show "$RUN/coordinator.key")" >"$RUN/$name.log" 2>&1 &
+        --metrics "127.0.0.1:$((rows + 10))" --key "$RUN/$name.key" --coordinator-key "$($BIN/cli/hearth keys show "$RUN/coordinator.key")" >"$RUN/$name.log" 2>&1 &
     pids+=($!)
     rows=$((rows + 1))
 done
