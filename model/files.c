@@ -5,11 +5,18 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "common/memory.h"
 
-enum { PIECE_BYTES = 8 << 20 }; /* one pread or pwrite: large enough for the disk, small enough to be interrupted between two */
+enum {
+    PIECE_BYTES = 8 << 20, /* one pread or pwrite: large enough for the disk, small enough to be interrupted between two */
+    LOCK_PAUSE_NS = 2000000,
+    LOCK_WAIT_S = 30, /* a writer needs some milliseconds */
+    LOCK_TRIES = LOCK_WAIT_S * (1000000000 / LOCK_PAUSE_NS),
+};
 
 enum status file_open_regular(int *fd, const char *path, int follow_links, struct stat *st, struct error *err)
 {
@@ -83,21 +90,53 @@ enum status file_publish(int *fd, const char *path_partial, const char *path, co
     return directory_sync(dir, err);
 }
 
+/* 0: the one who held the lock before us has given the file its name, and the partial one is another or gone. */
+static int is_still(int fd, const char *partial)
+{
+    struct stat ours, there;
+    return !fstat(fd, &ours) && !lstat(partial, &there) && ours.st_dev == there.st_dev && ours.st_ino == there.st_ino;
+}
+
+/* One name and a lock, not a name for each writer: those of writers that died would pile up, and whether a writer of another container or host lives
+ * cannot be told from its number. The system ends the lock of who dies, and what it left is written over. A file system without locks gives none. */
+static enum status open_partial(int *fd, const char *partial, struct error *err)
+{
+    const struct timespec pause = {0, LOCK_PAUSE_NS};
+    for (int tries = 0; tries < LOCK_TRIES; tries++) {
+        *fd = open(partial, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0644);
+        if (*fd < 0)
+            return error_errno(err, STATUS_IO, "%s: cannot create", partial);
+        int is_taken = flock(*fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK;
+        if (!is_taken && is_still(*fd, partial)) {
+            if (!ftruncate(*fd, 0))
+                return STATUS_OK;
+            enum status status = error_errno(err, STATUS_IO, "%s: cannot empty", partial);
+            close(*fd);
+            return status;
+        }
+        close(*fd);
+        if (is_taken)
+            nanosleep(&pause, NULL);
+    }
+    return error_set(err, STATUS_BUSY, "%s: another process has been writing it for %d s; is it stopped?", partial, LOCK_WAIT_S);
+}
+
 enum status file_write_atomic(const char *dir, const char *name, const void *bytes, size_t n, struct error *err)
 {
     char *path = xasprintf("%s/%s", dir, name), *partial = xasprintf("%s.partial", path);
-    enum status status;
-    int fd = open(partial, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0644);
-    if (fd < 0) {
-        status = error_errno(err, STATUS_IO, "%s: cannot create", partial);
-    } else {
-        status = file_write_at(fd, bytes, n, 0, partial, err);
+    int fd;
+    enum status status = open_partial(&fd, partial, err);
+    if (!status) {
+        int lock = dup(fd); /* keeps the lock until the file has its name: file_publish closes before it renames */
+        status = lock < 0 ? error_errno(err, STATUS_IO, "%s: cannot keep its lock", partial) : file_write_at(fd, bytes, n, 0, partial, err);
         if (status) {
-            close(fd);
             unlink(partial);
+            close(fd);
         } else {
             status = file_publish(&fd, partial, path, dir, err);
         }
+        if (lock >= 0)
+            close(lock);
     }
     free(partial);
     free(path);

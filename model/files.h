@@ -20,7 +20,8 @@ enum status file_write_at(int fd, const void *bytes, uint64_t n, uint64_t offset
 /* fsync, close (in any case), rename from path_partial to path, fsync of the directory. On failure the partial file is gone. */
 enum status file_publish(int *fd, const char *path_partial, const char *path, const char *dir, struct error *err);
 
-/* Writes a whole file so that it is either there in full or not at all. */
+/* Writes a whole file so that it is either there in full or not at all. Processes and threads that write the same name at once take turns: the last one's bytes
+ * stay. STATUS_BUSY: a writer before us did not end. */
 enum status file_write_atomic(const char *dir, const char *name, const void *bytes, size_t n, struct error *err);
 
 enum status directory_sync(const char *dir, struct error *err);
