@@ -64,6 +64,7 @@ static void end_stage(struct compute_thread *c)
         c->rows_before += counters->rows_done;
         c->busy_before_ns += counters->busy_ns;
         c->queue_before_ns += counters->queue_ns;
+        c->answers.n_open = 0;
         stage_free(&c->stage);
     }
     if (c->forward)
@@ -205,6 +206,20 @@ static void on_assign(struct compute_thread *c, const Hearth__Envelope *e, struc
     log_line(LOG_INFO, "ready");
 }
 
+static void note_answer(struct compute_thread *c, const Hearth__Envelope *e)
+{
+    if (e->body_case != HEARTH__ENVELOPE__BODY_OPEN && e->body_case != HEARTH__ENVELOPE__BODY_DROP)
+        return;
+    const struct stage_counters *counters = stage_counters(c->stage);
+    struct answer_figures figures = {.now_ns = clock_now_ns(clock_monotonic()), .rows = counters->rows_done, .busy_ns = counters->busy_ns};
+    if (c->weights.store)
+        expert_store_stats(c->weights.store, &figures.experts, NULL);
+    if (e->body_case == HEARTH__ENVELOPE__BODY_OPEN)
+        answer_log_begin(&c->answers, e->open->sequence, &figures);
+    else
+        answer_log_end(&c->answers, e->drop->sequence, &figures);
+}
+
 static void handle_item(struct compute_thread *c, struct queue_item *item, struct outbox *out)
 {
     struct stage_message *message = item->data;
@@ -214,8 +229,10 @@ static void handle_item(struct compute_thread *c, struct queue_item *item, struc
             atomic_store(&c->state, COMPUTE_WAITING);
     } else if (item->kind == COMPUTE_ASSIGN)
         on_assign(c, message->envelope, out);
-    else if (c->stage)
+    else if (c->stage) {
+        note_answer(c, message->envelope);
         stage_handle(c->stage, message->envelope, message->rows, clock_now_ns(clock_monotonic()), out);
+    }
     if (message)
         stage_message_free(&message);
     hand_out(c, out);

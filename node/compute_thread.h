@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "model/weights_source.h"
+#include "node/answer_log.h"
 #include "node/message_queue.h"
 #include "node/node_metrics.h"
 #include "node/node_options.h"
@@ -53,6 +54,7 @@ struct compute_thread {
     struct stage_weights weights;  /* of the last range; kept from epoch to epoch while it stays the same */
     struct stage_forward *forward; /* of the present epoch, with the stage */
     struct stage *stage;
+    struct answer_log answers;     /* of the present epoch */
 };
 
 /* kernels are copied; source is borrowed: the thread is its only user until compute_thread_stop. metrics are borrowed too. */
