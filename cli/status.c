@@ -68,6 +68,8 @@ static void print_status(const json_t *status, const struct client *client)
     printf("  %-20s %-9s %-9s %10s %8s %8s %8s %6s %9s %6s %13s\n", "node", "layers", "state", "since", "rows/s", "busy ms", "queue ms", "hits %",
            "GB read", "wait %", "experts held");
     json_array_foreach(json_object_get(status, "nodes"), i, node) print_node(node);
+    if (*text_of(status, "last_failure", ""))
+        printf("last failed request: %s\n", text_of(status, "last_failure", ""));
     if (*text_of(status, "last_refusal", ""))
         printf("last refusal: %s\n", text_of(status, "last_refusal", ""));
 }

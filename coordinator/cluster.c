@@ -107,8 +107,10 @@ void cluster_end_request(struct cluster *c, struct request *r, enum request_stat
     if (request_is_running(r))
         pipeline_drop(c, r, out);
     request_set_state(r, state);
-    if (state == REQUEST_FAILED)
+    if (state == REQUEST_FAILED) {
+        snprintf(c->last_failure, sizeof c->last_failure, "%s", sentence);
         cluster_push_event(c, (struct cluster_event){.request = r->id, .kind = EVENT_FAILED, .status = status, .sentence = sentence}, NULL);
+    }
     c->counters.ended[state]++;
     forget(c, r);
 }
@@ -243,12 +245,12 @@ json_t *cluster_status(const struct cluster *c, uint64_t now_ns)
     int running = 0;
     for (const struct request *r = c->requests; r; r = r->next)
         running += request_is_running(r);
-    json_t *status = json_pack("{s:b, s:s, s:f, s:{s:I, s:i}, s:i, s:i, s:I, s:I, s:I, s:o, s:s, s:I, s:I, s:I}", "ready", cluster_is_ready(c), "missing",
+    json_t *status = json_pack("{s:b, s:s, s:f, s:{s:I, s:i}, s:i, s:i, s:I, s:I, s:I, s:o, s:s, s:s, s:I, s:I, s:I}", "ready", cluster_is_ready(c), "missing",
                                missing, "since_s", (double)(now_ns - since_ns) / 1e9, "epoch", "instance",
                                (json_int_t)(c->config.instance >> 1), "counter", (int)c->membership.epoch_counter, "running", running, "queued", n_queued(c),
                                "done", (json_int_t)c->counters.ended[REQUEST_DONE], "failed", (json_int_t)c->counters.ended[REQUEST_FAILED], "cancelled",
                                (json_int_t)c->counters.ended[REQUEST_CANCELLED], "nodes", membership_status(&c->membership, now_ns), "last_refusal",
-                               c->membership.last_refusal, "refused", (json_int_t)c->membership.refused, "stale_messages",
+                               c->membership.last_refusal, "last_failure", c->last_failure, "refused", (json_int_t)c->membership.refused, "stale_messages",
                                (json_int_t)(c->membership.stale + c->counters.stale), "redone", (json_int_t)c->counters.redone);
     return status;
 }

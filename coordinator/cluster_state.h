@@ -25,6 +25,7 @@ struct cluster {
     void *scratch;
     int is_draining;
     double answer_seconds; /* of recent answers, smoothed */
+    char last_failure[TEXT_BYTES_MAX]; /* why the last failed request did; "" */
     struct {
         uint64_t ended[N_REQUEST_STATES], stale, redone;
     } counters;

@@ -459,8 +459,7 @@ json_t *membership_status(const struct membership *m, uint64_t now_ns)
     return nodes;
 }
 
-/* Bytes of `text`, at most `max`, that end with a whole character: what a node says is UTF-8, and JSON takes nothing else. */
-static int whole_characters(const char *text, int max)
+int membership_whole_characters(const char *text, int max)
 {
     int n = (int)strnlen(text, (size_t)max);
     while (n && ((unsigned char)text[n] & 0xc0) == 0x80)
@@ -484,7 +483,7 @@ void membership_missing(const struct membership *m, uint64_t now_ns, char out[TE
         if (n->range.end)
             used += (size_t)snprintf(out + used, TEXT_BYTES_MAX - used, " (layers %d-%d)", n->range.begin, n->range.end);
         used += (size_t)snprintf(out + used, TEXT_BYTES_MAX - used, " %s for %.0f s%s%.*s", states[n->state].name, (double)(now_ns - n->since_ns) / 1e9,
-                                 n->remark[0] ? ": " : "", whole_characters(n->remark, REMARK_BYTES_SHOWN), n->remark);
+                                 n->remark[0] ? ": " : "", membership_whole_characters(n->remark, REMARK_BYTES_SHOWN), n->remark);
     }
     if (!m->n_stages && here < m->config->n_nodes)
         snprintf(out + used, TEXT_BYTES_MAX - used, "%s%d of %d nodes are here", used ? "; " : "", here, m->config->n_nodes);

@@ -12,6 +12,7 @@
 enum {
     /* Chunks of one prompt that are inside or before a stage: one being computed, one waiting (protocol rule 15). */
     CHUNKS_WAITING_MAX = 2,
+    SENTENCE_BYTES_SHOWN = 900, /* with the node's name it fits in TEXT_BYTES_MAX */
     REDONE_MAX = 16, /* a request whose rows get lost more often fails: something is wrong with the network */
 };
 
@@ -274,7 +275,8 @@ static void on_nack(struct cluster *c, struct request *r, int stage, const Heart
 static void on_refuse(struct cluster *c, struct request *r, int stage, const Hearth__Refuse *refuse, struct outbox *out)
 {
     char sentence[TEXT_BYTES_MAX];
-    snprintf(sentence, sizeof sentence, "node '%s': %.900s", c->membership.members[c->membership.by_stage[stage]].name, refuse->sentence);
+    snprintf(sentence, sizeof sentence, "node '%s': %.*s", c->membership.members[c->membership.by_stage[stage]].name,
+             membership_whole_characters(refuse->sentence, SENTENCE_BYTES_SHOWN), refuse->sentence);
     cluster_end_request(c, r, REQUEST_FAILED, refuse->code == REFUSE_MEMORY ? STATUS_NO_MEMORY : STATUS_IO, sentence, out);
 }
 
