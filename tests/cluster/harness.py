@@ -94,10 +94,11 @@ class Cluster:
         command += ["--plaintext"] if self.plaintext else ["--key", self.key(name), "--coordinator-key", self.public["coordinator"]]
         self.start_process(name, command + self.node_options + list(more))
 
-    def start(self, wait=True):
+    def start(self, wait=True, more=None):
+        """more: {name: further options of that node}"""
         self.start_coordinator()
         for name in self.names:
-            self.start_node(name)
+            self.start_node(name, *(more or {}).get(name, ()))
         if wait:
             self.wait_ready()
         return self
@@ -177,6 +178,12 @@ class Cluster:
     def ask(self, text, **more):
         body = {"messages": [{"role": "user", "content": text}], "temperature": 0, **more}
         return self.post("/v1/chat/completions", body)
+
+    def metrics(self, name):
+        """{"name" or 'name{labels}': value} of GET /metrics of a node."""
+        with urllib.request.urlopen(f"http://{self.address(name)}:{self.metrics_ports[name]}/metrics", timeout=5) as r:
+            lines = [line for line in r.read().decode().splitlines() if not line.startswith("#")]
+        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 
     def logits(self, tokens, out, drafts=True):
         (self.folder / "tokens.json").write_text(json.dumps(tokens))
