@@ -21,6 +21,7 @@ const struct command *const commands[] = {
     &keys_trust_command,
     &doctor_command,
     &probe_command,
+    &plan_command,
 #endif
     NULL,
 };

@@ -6,6 +6,6 @@
 
 extern const struct command convert_command, inspect_command, synth_command, run_command, chat_command, bench_kernels_command, bench_cache_command,
     tokenize_command, render_command, logits_command, status_command, keys_new_command, keys_show_command, keys_trust_command, doctor_command,
-    probe_command, bench_experts_command, bench_disk_command;
+    probe_command, plan_command, bench_experts_command, bench_disk_command;
 
 #endif

@@ -1,0 +1,263 @@
+#include "cli/plan_machine.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <linux/magic.h>
+#include <sys/vfs.h>
+#include <xxhash.h>
+
+#include "cli/kernel_rates.h"
+#include "common/check.h"
+#include "common/clock.h"
+#include "common/memory.h"
+#include "kernels/parallel.h"
+#include "model/part_layout.h"
+#include "node/drive_files.h"
+#include "node/expert_store.h"
+#include "node/machine_profile.h"
+
+enum {
+    WEIGHTS_BYTES = 192 << 20, /* well above any last cache of a home machine */
+    DRIVE_MS = 600,
+    LATENCY_MS = 150,
+    LATENCY_EXTENTS = 512,
+    CHECKED_BYTES = 64 << 20, /* more than a cache holds: experts come from memory when they are checked */
+    REGIONS = 400,
+    REGION_ROUNDS = 9,
+};
+#define KERNEL_SECONDS 0.25
+
+static double seconds_since(uint64_t begin_ns)
+{
+    return (double)(clock_now_ns(clock_monotonic()) - begin_ns) / 1e9;
+}
+
+/* ---- drives ---- */
+
+/* A read of 4096 bytes, nothing else in flight. */
+static enum status measure_latency(const struct drive_files *files, struct block_reader *reader, double *seconds, struct error *err)
+{
+    struct drive_extent *blocks = xcalloc(LATENCY_EXTENTS, sizeof *blocks);
+    for (int i = 0; i < LATENCY_EXTENTS; i++) {
+        blocks[i] = files->extents[(size_t)i * (size_t)files->n_extents / LATENCY_EXTENTS];
+        blocks[i].bytes = BLOCK_ALIGN_BYTES;
+    }
+    struct drive_load load = {blocks, LATENCY_EXTENTS, BLOCK_ALIGN_BYTES, 1, LATENCY_MS * UINT64_C(1000000), 1};
+    struct drive_rate rate = {0};
+    enum status status = drive_rate_measure(&rate, reader, &load, err);
+    *seconds = (double)rate.p50_ns / 1e9;
+    free(blocks);
+    return status;
+}
+
+/* As the store reads. */
+static enum status measure_drives(struct plan_machine *m, const struct drive_files *files, const struct expert_options *o,
+                                  struct error *err)
+{
+    int depth = o->read_depth ? (int)o->read_depth : EXPERT_READ_DEPTH;
+    struct block_reader *reader;
+    enum status status = block_reader_open(&reader, o->reader, depth * files->n_stores, err);
+    if (status)
+        return status;
+    struct drive_rate rate = {0};
+    struct drive_load load = {files->extents, files->n_extents, EXPERT_PIECE_BYTES, depth, DRIVE_MS * UINT64_C(1000000), 1};
+    drive_files_forget(files);
+    status = drive_rate_measure(&rate, reader, &load, err);
+    if (!status)
+        status = measure_latency(files, reader, &m->speed.drive_latency_seconds, err);
+    m->speed.drive_bytes_per_second = rate.bytes_per_second;
+    reader->close(reader, UINT64_C(5000000000));
+    return status;
+}
+
+/* Nothing there brings bytes but a core that copies them. */
+static int is_memory(const char *dir)
+{
+    struct statfs fs;
+    return !statfs(dir, &fs) && fs.f_type == TMPFS_MAGIC;
+}
+
+static int needs_copying(const struct drive_files *files)
+{
+    int n = 0;
+    for (int i = 0; i < files->n_stores; i++)
+        n += is_memory(files->stores[i]);
+    for (int i = 0; i < files->n_files; i++)
+        n += files->files[i].direct_errno != 0;
+    return n > 0;
+}
+
+static enum status look_at_drives(struct plan_machine *m, const struct plan_machine_request *q, double *copy_seconds_per_byte,
+                                  struct error *err)
+{
+    struct emulated_drive drive = {0};
+    struct drive_files files;
+    enum status status = emulated_drive_parse(q->experts->emulate_disk, &drive, err);
+    if (!status)
+        status = drive_files_open(&files, q->dir, q->experts->store, err);
+    if (status)
+        return status;
+    m->n_stores = files.n_stores;
+    status = measure_drives(m, &files, q->experts, err);
+    *copy_seconds_per_byte = needs_copying(&files) && !status ? 1 / m->speed.drive_bytes_per_second : 0;
+    if (drive.bytes_per_second > 0 && !status) {
+        double raw = m->speed.drive_bytes_per_second, asked = drive.bytes_per_second * files.n_stores; /* one clock each */
+        m->speed.drive_bytes_per_second = asked < raw ? asked : raw;
+        m->speed.drive_latency_seconds = (double)(drive.latency_ns + drive.jitter_ns / 2) / 1e9;
+        snprintf(m->drive_text, sizeof m->drive_text, "emulated (the real one gives %.2f GB/s)", raw / 1e9);
+    } else {
+        snprintf(m->drive_text, sizeof m->drive_text, "measured now on this model's files");
+    }
+    drive_files_close(&files);
+    return status;
+}
+
+/* ---- kernels ---- */
+
+/* The format that a part's bulk is in. */
+static enum weight_format bulk_format(const struct weights_source *source, enum part_kind part, int layer)
+{
+    struct part_layout layout;
+    weights_source_layout(source, part, layer, &layout);
+    int largest = 0;
+    for (int i = 1; i < layout.n_tensors; i++)
+        if (layout.tensors[i].data_bytes > layout.tensors[largest].data_bytes)
+            largest = i;
+    return layout.tensors[largest].format;
+}
+
+static struct speed_rates measure_format(struct plan_machine *m, const struct kernels *kernels, struct rates_weights *weights,
+                                         const struct rates_inputs *inputs, enum weight_format format, int n_threads)
+{
+    static const int rows[] = {1, SPEED_BATCH_ROWS};
+    double rate[2];
+    rates_weights_fill(weights, format);
+    for (int i = 0; i < 2; i++) {
+        struct rates_point point = {kernels_matmul(kernels, format), format_info(format)->name, &rates_shapes[0], rows[i], n_threads};
+        struct rates rates = rates_measure(weights, inputs, kernels, &point, KERNEL_SECONDS);
+        /* The wall's rate is what the engine gets; with other programs on the cores the threads' own time says more. */
+        rate[i] = rates.median[rates.is_disturbed ? STREAM : STREAM_WALL] * 1e9;
+        double read = rates.median[rates.is_disturbed ? READ : READ_WALL] * 1e9;
+        m->speed.memory_bytes_per_second = read > m->speed.memory_bytes_per_second ? read : m->speed.memory_bytes_per_second;
+        m->is_disturbed |= rates.is_disturbed;
+    }
+    return (struct speed_rates){rate[0], rate[1]};
+}
+
+static enum status measure_kernels(struct plan_machine *m, const struct plan_machine_request *q, enum weight_format dense,
+                                   enum weight_format experts, struct error *err)
+{
+    struct kernels kernels;
+    struct rates_weights weights;
+    struct rates_inputs inputs;
+    enum status status = kernels_select(&kernels, q->isa, err);
+    if (!status)
+        status = rates_weights_open(&weights, WEIGHTS_BYTES, err);
+    if (status)
+        return status;
+    rates_inputs_init(&inputs);
+    rates_set_threads(q->n_threads);
+    m->speed.dense = measure_format(m, &kernels, &weights, &inputs, dense, q->n_threads);
+    m->speed.experts = experts == dense ? m->speed.dense : measure_format(m, &kernels, &weights, &inputs, experts, q->n_threads);
+    rates_inputs_release(&inputs);
+    rates_weights_release(&weights);
+    snprintf(m->kernels_text, sizeof m->kernels_text, "measured now with %d threads%s", q->n_threads,
+             m->is_disturbed ? ", while other programs used the cores" : "; hearth probe keeps better figures");
+    return STATUS_OK;
+}
+
+static int rates_of_profile(const struct machine_profile *p, enum weight_format format, struct speed_rates *out)
+{
+    const struct profile_matmul *one = machine_profile_matmul(p, format_info(format)->name, 1);
+    const struct profile_matmul *batch = machine_profile_matmul(p, format_info(format)->name, SPEED_BATCH_ROWS);
+    if (one && batch)
+        *out = (struct speed_rates){one->bytes_per_second, batch->bytes_per_second};
+    return one && batch;
+}
+
+/* 1: the profile has what is needed. A profile that was named is taken wherever it was made: that is how one asks for another machine. */
+static enum status look_at_profile(struct plan_machine *m, const struct plan_machine_request *q, enum weight_format dense,
+                                   enum weight_format experts, struct error *err)
+{
+    struct machine_profile *p = xcalloc(1, sizeof *p);
+    struct error ignored;
+    enum status status = machine_profile_load(p, q->profile, q->profile ? err : &ignored);
+    int is_usable = !status && rates_of_profile(p, dense, &m->speed.dense) && rates_of_profile(p, experts, &m->speed.experts);
+    if (is_usable && !q->profile)
+        is_usable = machine_profile_is_of_this_machine(p) && p->n_cores == q->n_threads && !p->is_disturbed && !strcmp(q->isa, "auto");
+    if (is_usable) {
+        m->speed.memory_bytes_per_second = p->memory_bytes_per_second;
+        m->is_profile = 1;
+        snprintf(m->kernels_text, sizeof m->kernels_text, "the profile of %s", p->date);
+    } else if (q->profile && !status) {
+        status = error_set(err, STATUS_UNSUPPORTED, "%s: has no rates for weights of this model's formats: measure without --profile",
+                           q->profile);
+    }
+    free(p);
+    return q->profile ? status : STATUS_OK;
+}
+
+/* ---- small costs ---- */
+
+static void nothing(void *ctx, int begin, int end)
+{
+    (void)ctx, (void)begin, (void)end;
+}
+
+static int ascending(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double region_seconds(int n_threads)
+{
+    double rounds[REGION_ROUNDS];
+    parallel_set_threads(n_threads);
+    for (int r = 0; r < REGION_ROUNDS; r++) {
+        uint64_t begin = clock_now_ns(clock_monotonic());
+        for (int i = 0; i < REGIONS; i++)
+            parallel_for(n_threads, 1, nothing, NULL);
+        rounds[r] = seconds_since(begin) / REGIONS;
+    }
+    qsort(rounds, REGION_ROUNDS, sizeof *rounds, ascending);
+    return rounds[REGION_ROUNDS / 2];
+}
+
+static double check_rate(void)
+{
+    char *bytes = xcalloc(CHECKED_BYTES, 1);
+    memset(bytes, 1, CHECKED_BYTES);
+    uint64_t begin = clock_now_ns(clock_monotonic());
+    volatile uint64_t sink = XXH3_64bits(bytes, CHECKED_BYTES);
+    (void)sink;
+    double rate = CHECKED_BYTES / seconds_since(begin);
+    free(bytes);
+    return rate;
+}
+
+enum status plan_machine_look(struct plan_machine *m, const struct plan_machine_request *q, struct error *err)
+{
+    const struct model_config *c = weights_source_config(q->source);
+    double copy_seconds_per_byte = 0;
+    int sparse = 0;
+    while (sparse < c->n_layers - 1 && !c->is_sparse[sparse])
+        sparse++;
+    enum weight_format dense = bulk_format(q->source, PART_DENSE, 0);
+    enum weight_format experts = c->is_sparse[sparse] ? bulk_format(q->source, PART_EXPERTS, sparse) : dense;
+    *m = (struct plan_machine){0};
+    /* Drives first: measuring kernels pins this thread to a core, and a reader's threads would inherit that. */
+    enum status status = q->streams ? look_at_drives(m, q, &copy_seconds_per_byte, err) : STATUS_OK;
+    if (!status)
+        status = look_at_profile(m, q, dense, experts, err);
+    if (!status && !m->is_profile)
+        status = measure_kernels(m, q, dense, experts, err);
+    if (status)
+        return status;
+    m->speed.check_bytes_per_second = check_rate();
+    m->speed.region_seconds = region_seconds(q->n_threads);
+    if (q->n_threads >= parallel_cores()) /* else the I/O thread has a core of its own */
+        m->speed.landing_seconds_per_byte = 1 / m->speed.check_bytes_per_second + copy_seconds_per_byte;
+    return STATUS_OK;
+}
