@@ -12,10 +12,12 @@
 #include "common/budget.h"
 #include "common/check.h"
 #include "common/json.h"
+#include "common/memory.h"
 #include "kernels/parallel.h"
 #include "model/part_layout.h"
 #include "node/expert_slots.h"
 #include "node/expert_store.h"
+#include "node/machine_profile.h"
 #include "node/memory_plan.h"
 
 struct plan_options {
@@ -97,6 +99,9 @@ static struct speed_setup setup_with(const struct plan *p, int n_slots)
     struct speed_setup setup = p->setup;
     setup.streams = n_slots < p->memory.n_experts;
     setup.hit_rate = setup.streams ? plan_hits_rate(&p->hits, n_slots) : 1;
+    /* What is guessed for the next layer takes slots from when it is queued: as many as a row asks for. */
+    int n_left = n_slots - p->model.top_k;
+    setup.hit_rate_guessing = setup.streams ? n_left > 0 ? plan_hits_rate(&p->hits, n_left) : 0 : 1;
     setup.resident_share = (double)n_slots / p->memory.n_experts;
     return setup;
 }
@@ -234,7 +239,10 @@ static enum status predict(struct plan *p, const struct model *m, const struct p
         return status;
     status = plan_machine_look(&p->machine, &request, err);
     if (!status) {
-        p->setup = (struct speed_setup){.guesses = strcmp(o->model.experts.prefetch, "off") != 0,
+        const char *prefetch = o->model.experts.prefetch;
+        p->setup = (struct speed_setup){.guesses = !strcmp(prefetch, "off")  ? GUESSES_NEVER
+                                                   : !strcmp(prefetch, "on") ? GUESSES_ALWAYS
+                                                                             : GUESSES_WHERE_FASTER,
                                         .chunk_rows = m->max_rows,
                                         .chunk_experts = plan_hits_distinct(&p->hits, m->max_rows)};
         p->setup = setup_with(p, p->memory.n_slots);
@@ -252,10 +260,27 @@ static enum status predict(struct plan *p, const struct model *m, const struct p
     return status;
 }
 
+/* The limit that hearth run would have; with a profile of another machine, what that one has. */
+static enum status find_limit(struct plan *p, const struct plan_options *o, struct error *err)
+{
+    if (!o->profile)
+        return memory_plan_limit((uint64_t)o->model.memory, &p->budget.limit, err);
+    struct machine_profile *profile = xcalloc(1, sizeof *profile);
+    enum status status = machine_profile_load(profile, o->profile, err);
+    uint64_t has = profile->memory_bytes;
+    char asked[32], there[32];
+    free(profile);
+    p->budget.limit = o->model.memory ? (uint64_t)o->model.memory : has / 10 * 9;
+    if (!status && p->budget.limit > has)
+        status = error_set(err, STATUS_NO_MEMORY, "--memory %s: the machine of %s has %s", bytes_text(p->budget.limit, asked), o->profile,
+                           bytes_text(has, there));
+    return status;
+}
+
 /* The same calls as in cli_model_open, up to where it begins to allocate. */
 static enum status plan_memory(struct plan *p, const struct model *m, const struct plan_options *o, struct error *err)
 {
-    enum status status = memory_plan_limit((uint64_t)o->model.memory, &p->budget.limit, err);
+    enum status status = find_limit(p, o, err);
     if (status)
         return status;
     model_budget(m, &p->budget);

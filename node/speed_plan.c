@@ -14,8 +14,8 @@ enum { REGIONS_ATTENTION = 12, REGIONS_MLP = 4, REGIONS_HEAD = 2 };
 #define GUESS_RECALL 0.8
 
 enum {
-    LAYERS_SIMULATED = 8192, /* so many that another seed changes a token's time by less than 1 % */
-    FETCH_AHEAD_BYTES = 16 << 20,
+    LAYERS_SIMULATED = 8192,      /* so many that another seed changes a token's time by less than 1 % */
+    FETCH_AHEAD_BYTES = 16 << 20, /* as the expert store has it */
 };
 
 const char *const speed_bound_names[N_SPEED_BOUNDS] = {"the drive", "memory", "computing"};
@@ -54,7 +54,7 @@ double speed_layer_seconds(const struct speed_machine *m, const struct speed_mod
     if (left > 0 && waiting > seconds)
         seconds = waiting;
     /* A request of more experts than are read ahead has no slots to spare for guesses. */
-    int may_guess = setup->guesses && left <= FETCH_AHEAD_BYTES + model->expert_bytes;
+    int may_guess = setup->guesses != GUESSES_NEVER && left <= FETCH_AHEAD_BYTES + model->expert_bytes;
     double idle = may_guess && seconds > drive + m->drive_latency_seconds ? seconds - drive - m->drive_latency_seconds : 0;
     *ahead_bytes = GUESS_RECALL * idle * m->drive_bytes_per_second;
     return seconds;
@@ -71,17 +71,31 @@ static double next_uniform(uint64_t *state)
 
 /* A layer's misses vary from row to row, and one with few of them does not make up for one with many, because computing and drive take
  * turns in being the slower: so many layers one after another, each expert missed or not by chance. */
-static double layer_seconds(const struct speed_machine *m, const struct speed_model *model, const struct speed_setup *setup)
+static double simulate_layers(const struct speed_machine *m, const struct speed_model *model, const struct speed_setup *setup,
+                              double hit_rate)
 {
     double ahead = 0, sum = 0;
     uint64_t state = 1;
     for (int i = 0; i < LAYERS_SIMULATED; i++) {
         int n_missed = 0;
         for (int k = 0; k < model->top_k && setup->streams; k++)
-            n_missed += next_uniform(&state) >= setup->hit_rate;
+            n_missed += next_uniform(&state) >= hit_rate;
         sum += speed_layer_seconds(m, model, setup, n_missed, &ahead);
     }
     return sum / LAYERS_SIMULATED;
+}
+
+/* The store tries both ways and keeps the better one, where it may. */
+static double layer_seconds(const struct speed_machine *m, const struct speed_model *model, const struct speed_setup *setup)
+{
+    struct speed_setup always = *setup, never = *setup;
+    always.guesses = GUESSES_ALWAYS;
+    never.guesses = GUESSES_NEVER;
+    double with = simulate_layers(m, model, &always, setup->hit_rate_guessing),
+           without = simulate_layers(m, model, &never, setup->hit_rate);
+    if (setup->guesses == GUESSES_WHERE_FASTER)
+        return with < without ? with : without;
+    return setup->guesses == GUESSES_ALWAYS ? with : without;
 }
 
 static double token_seconds(const struct speed_machine *m, const struct speed_model *model, const struct speed_setup *setup)
@@ -145,7 +159,8 @@ static enum speed_bound kind_of_computing(const struct speed_machine *m, double 
 
 struct speed_plan speed_plan(const struct speed_machine *m, const struct speed_model *model, const struct speed_setup *setup)
 {
-    CHECK(setup->hit_rate >= 0 && setup->hit_rate <= 1 && setup->chunk_rows >= 1 && setup->chunk_experts > 0);
+    CHECK(setup->hit_rate >= 0 && setup->hit_rate <= 1 && setup->hit_rate_guessing >= 0 && setup->hit_rate_guessing <= 1 &&
+          setup->chunk_rows >= 1 && setup->chunk_experts > 0);
     struct speed_machine no_drive = without_drive(m), no_computing = without_computing(m);
     struct speed_plan p = {.token_seconds = token_seconds(m, model, setup), .computing_seconds = token_seconds(&no_drive, model, setup)};
     double ignored;

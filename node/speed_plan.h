@@ -11,6 +11,9 @@ struct speed_rates {
 
 enum { SPEED_BATCH_ROWS = 8 };
 
+/* Reading ahead of what is asked for. */
+enum speed_guesses { GUESSES_NEVER, GUESSES_ALWAYS, GUESSES_WHERE_FASTER };
+
 struct speed_machine {
     struct speed_rates dense, experts; /* in the formats of the model's always-used weights and of its experts */
     double memory_bytes_per_second;    /* plain reading */
@@ -35,9 +38,10 @@ struct speed_setup {
     int streams;           /* 0: all experts are in memory */
     double hit_rate;       /* share of a row's experts that are in memory when they are asked for, decode */
     double resident_share; /* slots over experts */
-    int guesses;           /* the store may read ahead of what is asked for */
-    int chunk_rows;        /* of a prompt that go through a layer together */
-    double chunk_experts;  /* how many different experts these choose */
+    enum speed_guesses guesses;
+    double hit_rate_guessing; /* hit_rate while the experts that are guessed take slots */
+    int chunk_rows;           /* of a prompt that go through a layer together */
+    double chunk_experts;     /* how many different experts these choose */
 };
 
 enum speed_bound { BOUND_DRIVE, BOUND_MEMORY, BOUND_COMPUTING, N_SPEED_BOUNDS };

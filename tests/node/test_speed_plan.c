@@ -26,7 +26,12 @@ static const struct speed_machine machine = {.dense = {40e9, 20e9},
 
 static struct speed_setup streaming(double hit_rate)
 {
-    return (struct speed_setup){.streams = 1, .hit_rate = hit_rate, .resident_share = hit_rate / 2, .chunk_rows = 64, .chunk_experts = 30};
+    return (struct speed_setup){.streams = 1,
+                                .hit_rate = hit_rate,
+                                .hit_rate_guessing = hit_rate,
+                                .resident_share = hit_rate / 2,
+                                .chunk_rows = 64,
+                                .chunk_experts = 30};
 }
 
 static void assert_near(double value, double wanted, double share)
@@ -40,7 +45,7 @@ static const double COMPUTING = (10 * (50 + 10 + 40) + 80 + 20) * 1e6 / 40e9; /*
 static void all_in_memory_takes_the_time_of_its_weights(void **state)
 {
     (void)state;
-    struct speed_setup resident = {.hit_rate = 1, .resident_share = 1, .chunk_rows = 64, .chunk_experts = 30};
+    struct speed_setup resident = {.hit_rate = 1, .hit_rate_guessing = 1, .resident_share = 1, .chunk_rows = 64, .chunk_experts = 30};
     struct speed_plan p = speed_plan(&machine, &model, &resident);
     assert_near(p.token_seconds, COMPUTING, 1e-9);
     assert_near(p.tokens_per_second, 1 / COMPUTING, 1e-9);
@@ -79,7 +84,7 @@ static void guesses_use_the_time_in_which_the_drive_is_idle(void **state)
     (void)state;
     struct speed_setup setup = streaming(0.5);
     double ahead = 0;
-    setup.guesses = 1;
+    setup.guesses = GUESSES_ALWAYS;
     double without = speed_layer_seconds(&machine, &model, &setup, 2, &ahead);
     double idle_bytes = (without - 20e6 / 1e9 - 1e-4) * 1e9;
     assert_true(ahead > idle_bytes / 2 && ahead < idle_bytes); /* some do not come true */
@@ -89,16 +94,29 @@ static void guesses_use_the_time_in_which_the_drive_is_idle(void **state)
     assert_true(speed_plan(&machine, &model, &setup).token_seconds < speed_plan(&machine, &model, &off).token_seconds);
 }
 
+static void guesses_that_push_out_more_than_they_bring_are_not_made(void **state)
+{
+    (void)state;
+    struct speed_setup setup = streaming(0.5), never = streaming(0.5);
+    setup.hit_rate_guessing = 0.3;
+    setup.guesses = GUESSES_ALWAYS;
+    double always = speed_plan(&machine, &model, &setup).token_seconds;
+    setup.guesses = GUESSES_WHERE_FASTER;
+    double best = speed_plan(&machine, &model, &setup).token_seconds;
+    assert_true(best < always);
+    assert_near(best, speed_plan(&machine, &model, &never).token_seconds, 1e-9);
+}
+
 static void never_faster_than_the_drive_or_computing_alone(void **state)
 {
     (void)state;
-    for (int guesses = 0; guesses < 2; guesses++)
+    for (int guesses = GUESSES_NEVER; guesses <= GUESSES_WHERE_FASTER; guesses++)
         for (double hit = 0; hit < 1; hit += 0.07)
             for (double rate = 0.1e9; rate < 200e9; rate *= 1.7) {
                 struct speed_machine m = machine;
                 struct speed_setup setup = streaming(hit);
                 m.drive_bytes_per_second = rate;
-                setup.guesses = guesses;
+                setup.guesses = (enum speed_guesses)guesses;
                 struct speed_plan p = speed_plan(&m, &model, &setup);
                 assert_true(p.token_seconds >= COMPUTING * (1 - 1e-9));
                 assert_true(p.token_seconds >= 0.97 * p.missed_bytes / rate); /* chance: misses are drawn */
@@ -158,6 +176,7 @@ int main(void)
         cmocka_unit_test(nothing_in_memory_takes_the_time_of_the_drive),
         cmocka_unit_test(a_layer_waits_for_the_slower_of_drive_and_computing),
         cmocka_unit_test(guesses_use_the_time_in_which_the_drive_is_idle),
+        cmocka_unit_test(guesses_that_push_out_more_than_they_bring_are_not_made),
         cmocka_unit_test(never_faster_than_the_drive_or_computing_alone),
         cmocka_unit_test(more_of_anything_is_never_slower),
         cmocka_unit_test(a_chunk_reads_its_experts_once),
