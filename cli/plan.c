@@ -26,7 +26,12 @@ struct plan_options {
     int json;
 };
 
-enum { ADVICE_MAX = 5, MORE_MEMORY = 4 };
+enum {
+    ADVICE_MAX = 5,
+    MORE_MEMORY = 4, /* GiB */
+    SHORT_POSITIONS = 128,
+    PROMPT_ROWS = 1024,
+};
 #define HOP_SECONDS                                                                                                                        \
     0.0015 /* a row to the next machine and its candidates back, over a home's wire: measured 0.2 to 0.5 ms a hop, Wi-Fi some ms */
 
@@ -41,7 +46,8 @@ struct plan {
     struct memory_plan memory;
     struct speed_model model;
     struct speed_setup setup;
-    struct speed_plan speed;
+    struct speed_plan speed, full; /* at the beginning of a chat; when the context is full */
+    int n_positions_full;
     struct plan_machine machine;
     struct plan_hits hits;
     int n_advice;
@@ -63,7 +69,10 @@ static void measure_model(const struct model *m, struct speed_model *out)
 {
     const struct model_config *c = m->config;
     *out = (struct speed_model){.top_k = c->top_k, .head_bytes = (double)weights_source_part_bytes(m->source, PART_HEAD, 0)};
+    out->attended_max = c->index_topk;
     for (int layer = 0; layer < c->n_layers; layer++) {
+        out->position_macs += (double)c->n_heads * (2 * c->kv_lora_rank + c->rope_dim);
+        out->index_macs += c->has_indexer[layer] ? (double)c->index_heads * c->index_dim : 0;
         double bytes = (double)weights_source_part_bytes(m->source, PART_DENSE, layer);
         struct part_layout layout;
         if (!c->is_sparse[layer]) {
@@ -120,8 +129,8 @@ static struct advice *advise(struct plan *p, const struct speed_machine *machine
  * way. */
 static void advise_machine(struct plan *p)
 {
-    double beside = (double)(budget_sum(&p->budget) - expert_slots_arena_bytes(p->memory.n_slots, p->memory.expert_bytes));
-    struct speed_setup setup = setup_with(p, slots_with(p, (double)p->budget.limit - beside / 2)); /* always-used weights are shared out */
+    double all = (double)budget_sum(&p->budget), beside = all - (double)expert_slots_arena_bytes(p->memory.n_slots, p->memory.expert_bytes);
+    struct speed_setup setup = setup_with(p, slots_with(p, all - beside / 2)); /* always-used weights are shared out */
     struct advice *a = advise(p, &p->machine.speed, &setup);
     a->tokens_per_second = 1 / (1 / a->tokens_per_second + HOP_SECONDS);
     a->prompt_tokens_per_second *= 2; /* chunks follow each other: both work */
@@ -182,14 +191,15 @@ static void print_machine(const struct plan *p)
 static void print_speed(const struct plan *p)
 {
     const struct speed_plan *s = &p->speed;
-    puts("\nPrediction, one chat, short context");
+    puts("\nPrediction, one chat");
     if (p->memory.streams)
         printf("  hits    %.1f %% of a token's experts are in memory, %.1f MB a token are not; %s\n", 100 * p->setup.hit_rate,
                s->missed_bytes / 1e6, p->hits.text);
     printf("  answer  %.2f tokens/s (%.1f ms a token, %.1f ms of them computing); %s bounds it\n", s->tokens_per_second,
            s->token_seconds * 1e3, s->computing_seconds * 1e3, speed_bound_names[s->bound]);
-    printf("  prompt  %.1f tokens/s with chunks of %d; %s bounds it\n", s->prompt_tokens_per_second, p->setup.chunk_rows,
-           speed_bound_names[s->prompt_bound]);
+    printf("          %.2f tokens/s after %d positions\n", p->full.tokens_per_second, p->n_positions_full);
+    printf("  prompt  %.1f tokens/s over %d tokens in chunks of %d; %s bounds it\n", s->prompt_tokens_per_second, p->setup.prompt_rows,
+           p->setup.chunk_rows, speed_bound_names[s->prompt_bound]);
     puts("\nWhat would help");
     for (int i = 0; i < p->n_advice; i++)
         printf("  %-52s %8.2f tokens/s (%+.0f %%), prompt %.1f (%+.0f %%)\n", p->advice[i].what, p->advice[i].tokens_per_second,
@@ -214,13 +224,14 @@ static void print_json(const struct plan *p)
                                 m->region_seconds, "drive_bytes_per_second", m->drive_bytes_per_second, "drive_latency_seconds",
                                 m->drive_latency_seconds, "check_bytes_per_second", m->check_bytes_per_second, "landing_seconds_per_byte",
                                 m->landing_seconds_per_byte, "profile", p->machine.is_profile);
-    json_t *root = json_pack("{s:o, s:I, s:I, s:b, s:i, s:i, s:f, s:s, s:f, s:f, s:f, s:s, s:f, s:s, s:i, s:o, s:o}", "memory", accounts,
-                             "memory_bytes", (json_int_t)budget_sum(&p->budget), "memory_limit", (json_int_t)p->budget.limit, "streams",
-                             p->memory.streams, "slots", p->memory.n_slots, "experts", p->memory.n_experts, "hit_rate", p->setup.hit_rate,
-                             "hits_from", kinds[p->hits.kind], "missed_bytes_per_token", s->missed_bytes, "tokens_per_second",
-                             s->tokens_per_second, "computing_seconds_per_token", s->computing_seconds, "bound",
-                             speed_bound_names[s->bound], "prompt_tokens_per_second", s->prompt_tokens_per_second, "prompt_bound",
-                             speed_bound_names[s->prompt_bound], "chunk", p->setup.chunk_rows, "machine", machine, "advice", advice);
+    json_t *root =
+        json_pack("{s:o, s:I, s:I, s:b, s:i, s:i, s:f, s:s, s:f, s:f, s:f, s:f, s:s, s:f, s:s, s:i, s:o, s:o}", "memory", accounts,
+                  "memory_bytes", (json_int_t)budget_sum(&p->budget), "memory_limit", (json_int_t)p->budget.limit, "streams",
+                  p->memory.streams, "slots", p->memory.n_slots, "experts", p->memory.n_experts, "hit_rate", p->setup.hit_rate, "hits_from",
+                  kinds[p->hits.kind], "missed_bytes_per_token", s->missed_bytes, "tokens_per_second", s->tokens_per_second,
+                  "tokens_per_second_full_context", p->full.tokens_per_second, "computing_seconds_per_token", s->computing_seconds, "bound",
+                  speed_bound_names[s->bound], "prompt_tokens_per_second", s->prompt_tokens_per_second, "prompt_bound",
+                  speed_bound_names[s->prompt_bound], "chunk", p->setup.chunk_rows, "machine", machine, "advice", advice);
     char *text = json_dumps(root, JSON_INDENT(2));
     puts(text);
     free(text);
@@ -243,10 +254,15 @@ static enum status predict(struct plan *p, const struct model *m, const struct p
         p->setup = (struct speed_setup){.guesses = !strcmp(prefetch, "off")  ? GUESSES_NEVER
                                                    : !strcmp(prefetch, "on") ? GUESSES_ALWAYS
                                                                              : GUESSES_WHERE_FASTER,
+                                        .n_positions = SHORT_POSITIONS,
+                                        .prompt_rows = m->max_positions < PROMPT_ROWS ? m->max_positions : PROMPT_ROWS,
                                         .chunk_rows = m->max_rows,
                                         .chunk_experts = plan_hits_distinct(&p->hits, m->max_rows)};
         p->setup = setup_with(p, p->memory.n_slots);
         p->speed = speed_plan(&p->machine.speed, &p->model, &p->setup);
+        struct speed_setup full = p->setup;
+        p->n_positions_full = full.n_positions = m->max_positions;
+        p->full = speed_plan(&p->machine.speed, &p->model, &full);
         find_advice(p);
     }
     if (!status && o->json) {

@@ -24,6 +24,10 @@ enum {
     LATENCY_EXTENTS = 512,
     CHECKED_BYTES = 64 << 20, /* more than a cache holds: experts come from memory when they are checked */
     CHECK_ROUNDS = 4,
+    MIX_ROUNDS = 20,
+    MIX_ROWS = 512,
+    MIX_HEADS = 8, /* as many as attention takes at once */
+    MIX_WIDTH = 512,
 };
 #define KERNEL_SECONDS 0.25
 
@@ -240,6 +244,29 @@ static double check_rate(void)
     return best;
 }
 
+/* Attention's latent mix, as the model runs it; its scores are as fast. One thread, the best of some rounds. */
+static enum status measure_macs(const char *isa, double *rate, struct error *err)
+{
+    struct kernels kernels;
+    enum status status = kernels_select(&kernels, isa, err);
+    if (status)
+        return status;
+    float *memory = xcalloc(MIX_ROWS * MIX_WIDTH + MIX_HEADS * (MIX_ROWS + MIX_WIDTH), sizeof *memory);
+    float *p = memory + MIX_ROWS * MIX_WIDTH, *out = p + MIX_HEADS * MIX_ROWS;
+    const float *list[MIX_ROWS];
+    for (int i = 0; i < MIX_ROWS; i++)
+        list[i] = memory + i * MIX_WIDTH;
+    *rate = 0;
+    for (int i = 0; i < MIX_ROUNDS; i++) {
+        uint64_t begin = clock_now_ns(clock_monotonic());
+        kernels.mix_rows(out, MIX_WIDTH, p, MIX_ROWS, list, MIX_ROWS, MIX_HEADS, MIX_WIDTH);
+        double seconds = seconds_since(begin), now = (double)MIX_ROWS * MIX_HEADS * MIX_WIDTH / (seconds > 1e-9 ? seconds : 1e-9);
+        *rate = now > *rate ? now : *rate;
+    }
+    free(memory);
+    return STATUS_OK;
+}
+
 enum status plan_machine_look(struct plan_machine *m, const struct plan_machine_request *q, struct error *err)
 {
     const struct model_config *c = weights_source_config(q->source);
@@ -257,8 +284,11 @@ enum status plan_machine_look(struct plan_machine *m, const struct plan_machine_
         status = look_at_profile(m, q, dense, experts, err);
     if (!status && !m->is_profile)
         status = measure_kernels(m, q, dense, experts, err);
+    if (!status)
+        status = measure_macs(q->isa, &m->speed.macs_per_second, err);
     if (status)
         return status;
+    m->speed.macs_per_second *= q->n_threads;
     m->speed.check_bytes_per_second = check_rate();
     m->speed.region_seconds = REGION_SECONDS;
     if (q->n_threads >= parallel_cores()) /* else the I/O thread has a core of its own */

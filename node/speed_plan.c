@@ -27,9 +27,18 @@ static double mlp_seconds(const struct speed_machine *m, double bytes, const str
     return bytes > 0 ? bytes / rates->one_row + REGIONS_MLP * m->region_seconds : 0;
 }
 
-static double attention_seconds(const struct speed_machine *m, double bytes)
+/* One row over what was before it, a layer's share. */
+static double history_seconds(const struct speed_machine *m, const struct speed_model *model, double n_positions)
 {
-    return bytes / m->dense.one_row + REGIONS_ATTENTION * m->region_seconds;
+    double attended = n_positions < model->attended_max ? n_positions : model->attended_max;
+    double macs = attended * model->position_macs + (n_positions > attended ? n_positions * model->index_macs : 0);
+    return macs > 0 ? macs / m->macs_per_second / (model->n_dense_layers + model->n_sparse_layers) : 0;
+}
+
+static double attention_seconds(const struct speed_machine *m, const struct speed_model *model, const struct speed_setup *setup,
+                                double bytes)
+{
+    return bytes / m->dense.one_row + history_seconds(m, model, setup->n_positions) + REGIONS_ATTENTION * m->region_seconds;
 }
 
 /* From an expert's last byte on the wire until it is known to be good: the last piece's checksum, and half a wake-up is in the latency. */
@@ -43,7 +52,7 @@ double speed_layer_seconds(const struct speed_machine *m, const struct speed_mod
                            double *ahead_bytes)
 {
     CHECK(n_missed >= 0 && n_missed <= model->top_k && *ahead_bytes >= 0);
-    double attention = attention_seconds(m, model->attention_bytes), one = mlp_seconds(m, model->expert_bytes, &m->experts);
+    double attention = attention_seconds(m, model, setup, model->attention_bytes), one = mlp_seconds(m, model->expert_bytes, &m->experts);
     double computing = mlp_seconds(m, model->shared_bytes, &m->dense) + model->top_k * one;
     double missed = n_missed * model->expert_bytes, left = missed > *ahead_bytes ? missed - *ahead_bytes : 0,
            drive = left / m->drive_bytes_per_second;
@@ -100,7 +109,7 @@ static double layer_seconds(const struct speed_machine *m, const struct speed_mo
 
 static double token_seconds(const struct speed_machine *m, const struct speed_model *model, const struct speed_setup *setup)
 {
-    double dense = attention_seconds(m, model->dense_layer_bytes) + REGIONS_MLP * m->region_seconds;
+    double dense = attention_seconds(m, model, setup, model->dense_layer_bytes) + REGIONS_MLP * m->region_seconds;
     double head = model->head_bytes / m->dense.one_row + REGIONS_HEAD * m->region_seconds;
     return model->n_dense_layers * dense + model->n_sparse_layers * layer_seconds(m, model, setup) + head;
 }
@@ -126,9 +135,10 @@ static double prompt_row_seconds(const struct speed_machine *m, const struct spe
     double experts =
         model->top_k * batch_seconds(model->expert_bytes, &m->experts, each) + REGIONS_MLP * m->region_seconds * distinct / rows;
     double busy = experts + missed * m->landing_seconds_per_byte, drive = missed > 0 ? missed / m->drive_bytes_per_second : 0;
-    double layer = attention + (busy > drive ? busy : drive);
+    double history = history_seconds(m, model, setup->prompt_rows / 2.0); /* a middling row */
+    double layer = attention + history + (busy > drive ? busy : drive);
     *missed_bytes = missed * model->n_sparse_layers;
-    return model->n_sparse_layers * layer + model->n_dense_layers * batch_seconds(model->dense_layer_bytes, &m->dense, rows);
+    return model->n_sparse_layers * layer + model->n_dense_layers * (history + batch_seconds(model->dense_layer_bytes, &m->dense, rows));
 }
 
 /* ---- what bounds it ---- */
@@ -147,6 +157,7 @@ static struct speed_machine without_computing(const struct speed_machine *m)
 {
     struct speed_machine fast = *m;
     fast.dense = fast.experts = (struct speed_rates){NO_TIME, NO_TIME};
+    fast.macs_per_second = NO_TIME;
     fast.region_seconds = fast.landing_seconds_per_byte = 0;
     return fast;
 }

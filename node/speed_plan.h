@@ -17,6 +17,7 @@ enum speed_guesses { GUESSES_NEVER, GUESSES_ALWAYS, GUESSES_WHERE_FASTER };
 struct speed_machine {
     struct speed_rates dense, experts; /* in the formats of the model's always-used weights and of its experts */
     double memory_bytes_per_second;    /* plain reading */
+    double macs_per_second;            /* multiply-adds of attention over cached positions, all threads */
     double region_seconds;             /* starting and ending one parallel region */
     double drive_bytes_per_second;     /* all drives together, read as the expert store reads */
     double drive_latency_seconds;      /* of one read, nothing else in flight */
@@ -32,6 +33,9 @@ struct speed_model {
     double attention_bytes;   /* of one sparse layer, everything before its experts: attention and router */
     double shared_bytes;      /* of one sparse layer: its shared experts */
     double head_bytes;
+    double position_macs; /* multiply-adds of all layers for one position that a row attends to */
+    double index_macs;    /* and for one that indexers look at, when there are more than attended_max */
+    int attended_max;     /* positions that a row attends to at most */
 };
 
 struct speed_setup {
@@ -40,6 +44,8 @@ struct speed_setup {
     double resident_share; /* slots over experts */
     enum speed_guesses guesses;
     double hit_rate_guessing; /* hit_rate while the experts that are guessed take slots */
+    int n_positions;          /* before a decoded row */
+    int prompt_rows;          /* of a long prompt */
     int chunk_rows;           /* of a prompt that go through a layer together */
     double chunk_experts;     /* how many different experts these choose */
 };

@@ -156,6 +156,25 @@ static void a_chunk_reads_its_experts_once(void **state)
     assert_int_equal(p.prompt_bound, BOUND_DRIVE);
 }
 
+static void what_was_said_before_takes_time_up_to_what_is_attended_to(void **state)
+{
+    (void)state;
+    struct speed_setup setup = {.hit_rate = 1, .hit_rate_guessing = 1, .resident_share = 1, .chunk_rows = 64, .chunk_experts = 30};
+    struct speed_model long_model = model;
+    struct speed_machine m = machine;
+    m.macs_per_second = 100e9;
+    long_model.position_macs = 1e6;
+    long_model.index_macs = 1e3;
+    long_model.attended_max = 2000;
+    setup.n_positions = 1000;
+    assert_near(speed_plan(&m, &long_model, &setup).token_seconds, COMPUTING + 1000 * 1e6 / 100e9, 1e-9);
+    setup.n_positions = 10000;
+    assert_near(speed_plan(&m, &long_model, &setup).token_seconds, COMPUTING + (2000 * 1e6 + 10000 * 1e3) / 100e9, 1e-9);
+    setup.prompt_rows = 2000;
+    double with = speed_plan(&m, &long_model, &setup).prompt_row_seconds, without = speed_plan(&m, &model, &setup).prompt_row_seconds;
+    assert_near(with - without, 1000 * 1e6 / 100e9, 1e-6);
+}
+
 static void the_bound_is_what_would_help_most(void **state)
 {
     (void)state;
@@ -180,6 +199,7 @@ int main(void)
         cmocka_unit_test(never_faster_than_the_drive_or_computing_alone),
         cmocka_unit_test(more_of_anything_is_never_slower),
         cmocka_unit_test(a_chunk_reads_its_experts_once),
+        cmocka_unit_test(what_was_said_before_takes_time_up_to_what_is_attended_to),
         cmocka_unit_test(the_bound_is_what_would_help_most),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
