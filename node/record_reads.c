@@ -88,6 +88,7 @@ void record_reads_queue(struct record_reads *io, struct record_read *r)
     begin_attempt(r);
     r->state = RECORD_QUEUED;
     r->attempt = r->is_withdrawn = 0;
+    r->failed_stores = 0;
     r->n_out = 0;
     r->error.status = STATUS_OK;
     r->order = io->order++;
@@ -250,12 +251,22 @@ static struct piece *free_piece(struct record_reads *io)
     return NULL;
 }
 
-/* The least busy of the drives that hold the file and have room; -1. */
+/* Drives that hold the file, without those that have failed the record unless there are no others. */
+static unsigned stores_to_try(const struct record_reads *io, const struct record_read *r)
+{
+    unsigned there = 0;
+    for (int store = 0; store < io->config.files->n_stores; store++)
+        there |= r->file->fd[store] >= 0 ? 1u << store : 0;
+    return there & ~r->failed_stores ? there & ~r->failed_stores : there;
+}
+
+/* The least busy of these that has room; -1. */
 static int choose_store(const struct record_reads *io, const struct record_read *r)
 {
     int best = -1, room = r->class < READ_DRAFT ? io->config.store_depth : UNSURE_PIECES_OUT;
+    unsigned stores = stores_to_try(io, r);
     for (int store = 0; store < io->config.files->n_stores; store++)
-        if (r->file->fd[store] >= 0 && io->store_out[store] < room && (best < 0 || io->store_out[store] < io->store_out[best]))
+        if (stores >> store & 1 && io->store_out[store] < room && (best < 0 || io->store_out[store] < io->store_out[best]))
             best = store;
     return best;
 }
@@ -346,6 +357,7 @@ static void on_piece(struct record_reads *io, struct piece *piece)
 {
     struct record_read *r = piece->record;
     char what[160];
+    int was_wrong = r->error.status != STATUS_OK;
     piece->is_free = 1;
     io->store_out[piece->read.store]--;
     if (!--io->n_out)
@@ -365,6 +377,8 @@ static void on_piece(struct record_reads *io, struct piece *piece)
                      (unsigned long long)piece->read.offset, io->config.files->store[piece->read.store], piece->read.result);
         note_error(io, r, STATUS_IO, what);
     }
+    if (piece->read.result != (int32_t)piece->read.bytes || (r->error.status && !was_wrong))
+        r->failed_stores |= 1u << piece->read.store; /* of a checksum: the drive whose piece came last, which may be the wrong one of several */
     r->n_out--; /* only now: while this thread hashes without the lock, the record must not look free */
     settle(io, r);
 }

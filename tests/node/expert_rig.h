@@ -219,6 +219,20 @@ static inline int rig_fault(struct rig *rig, enum fault_kind kind, int layer, in
     return fault_reader_add(rig->faults, &fault);
 }
 
+/* Sizes such that a record has several pieces (EXPERT_PIECE_BYTES), and the pack is made in a moment. */
+static inline char *rig_large_pack(void)
+{
+    static const struct raw_size sizes[] = {{"hidden_size", 1024},    {"moe_intermediate_size", 512}, {"n_routed_experts", 8},
+                                            {"num_hidden_layers", 3}, {"first_k_dense_replace", 1},   {NULL, 0}};
+    char *folder = temporary_folder();
+    struct raw_checkpoint c = raw_synthetic(folder, sizes, 0);
+    raw_write(&c, 0, c.n, folder, "model.safetensors");
+    raw_release(&c);
+    char *pack = make_pack(folder, PRECISION_EXACT, NULL);
+    temporary_remove(&folder);
+    return pack;
+}
+
 /* ---- requests ---- */
 
 /* Every byte of the record that the view shows is the file's, and the matrices lie where they should. */

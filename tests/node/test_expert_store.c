@@ -167,6 +167,23 @@ static void random_sequences_give_the_right_bytes_from_a_slow_drive(void **state
     rig.options.emulate_disk = NULL;
 }
 
+/* Records of several pieces, guessed, called back between two pieces, and wanted after all. */
+static void random_sequences_give_the_right_bytes_in_several_pieces(void **state)
+{
+    (void)state;
+    struct rig own = rig;
+    rig_init(&rig, rig_large_pack());
+    rig.options.emulate_disk = "1,200,500";
+    for (int n_slots = 2; n_slots < 16; n_slots += 2) {
+        rig_open(&rig, n_slots % 4 ? "io_uring" : "pread", n_slots);
+        random_steps(177 + (uint64_t)n_slots, 100);
+        assert_true(rig_stats(&rig).retries == 0);
+        rig_close(&rig);
+    }
+    rig_release(&rig);
+    rig = own;
+}
+
 /* The rest of a request that was given up may be the first that a store ever sees, and again. */
 static void rests_of_requests_are_no_passes(void **state)
 {
@@ -242,6 +259,44 @@ static void files_may_be_split_or_doubled_over_folders(void **state)
     temporary_remove(&a);
     temporary_remove(&b);
     free(stores);
+}
+
+/* Both folders have everything and one drive is broken in one of n_kinds ways. */
+static void read_beside_a_broken_drive(int n_kinds)
+{
+    static const enum fault_kind kinds[] = {FAULT_EIO, FAULT_SHORT, FAULT_FLIP};
+    char *folders[] = {temporary_folder(), temporary_folder()}, *stores = xasprintf("%s,%s", folders[0], folders[1]), path[700];
+    uint64_t retries = 0;
+    for (int layer = rig.layer_begin; layer < rig.layer_end; layer++)
+        for (int i = 0; i < 2; i++)
+            copy_to(folders[i], layer);
+    rig.options.store = stores;
+    for (int i = 0; i < 2 * n_kinds; i++) {
+        rig_open(&rig, rig_readers[i % RIG_READERS], 8);
+        for (int layer = rig.layer_begin; layer < rig.layer_end; layer++) {
+            struct fault fault = {.kind = kinds[i / 2], .path = file_in(path, folders[i % 2], layer), .times = FAULT_ALWAYS};
+            fault_reader_add(rig.faults, &fault);
+        }
+        take_everything();
+        retries += rig_stats(&rig).retries;
+        rig_close(&rig);
+    }
+    assert_true(retries > 0);
+    rig.options.store = NULL;
+    temporary_remove(&folders[0]);
+    temporary_remove(&folders[1]);
+    free(stores);
+}
+
+static void the_second_try_asks_another_drive_that_has_the_file(void **state)
+{
+    (void)state;
+    struct rig own = rig;
+    read_beside_a_broken_drive(3);
+    rig_init(&rig, rig_large_pack());
+    read_beside_a_broken_drive(2); /* of pieces from two drives, a wrong checksum does not tell which one lied */
+    rig_release(&rig);
+    rig = own;
 }
 
 static void a_file_of_another_size_or_header_is_refused(void **state)
@@ -358,8 +413,10 @@ int main(void)
         cmocka_unit_test(with_room_for_all_nothing_is_read_twice),
         cmocka_unit_test(random_sequences_give_the_right_bytes_with_any_number_of_slots),
         cmocka_unit_test(random_sequences_give_the_right_bytes_from_a_slow_drive),
+        cmocka_unit_test(random_sequences_give_the_right_bytes_in_several_pieces),
         cmocka_unit_test(rests_of_requests_are_no_passes),
         cmocka_unit_test(files_may_be_split_or_doubled_over_folders),
+        cmocka_unit_test(the_second_try_asks_another_drive_that_has_the_file),
         cmocka_unit_test(a_file_of_another_size_or_header_is_refused),
         cmocka_unit_test(experts_of_a_vendor_folder_do_not_stream),
         cmocka_unit_test(what_earlier_runs_used_most_is_read_in_the_background),
