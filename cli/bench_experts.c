@@ -1,6 +1,6 @@
-/* hearth bench experts: what streaming experts costs. Decodes forced random tokens (random weights would repeat themselves), first to fill the memory, then
- * measured, and sets the rate against what is possible: the drive's rate over the bytes that were missing, and the plain read rate of memory over the
- * weights that a token touches. */
+/* hearth bench experts: what streaming experts costs. Decodes forced random tokens (random weights would repeat themselves), first to fill
+ * the memory, then measured, and sets the rate against what is possible: the drive's rate over the bytes that were missing, and the plain
+ * read rate of memory over the weights that a token touches. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,8 +30,8 @@ struct bench_options {
 
 struct result {
     double tokens_per_second, prompt_seconds;
-    struct expert_stats counts; /* of the measured part */
-    double raw_rate, memory_rate; /* bytes per second */
+    struct expert_stats counts;              /* of the measured part */
+    double raw_rate, memory_rate;            /* bytes per second */
     double drive_limit, memory_limit, limit; /* tokens per second */
     double missed_bytes, touched_bytes;      /* per token */
 };
@@ -201,26 +201,30 @@ static void print(const struct bench_options *o, const struct cli_model *m, cons
     if (m->store)
         expert_store_stats(m->store, &stats, NULL);
     if (o->json) {
-        printf("{\"tokens_per_second\": %.4f, \"share\": %.4f, \"limit\": %.4f, \"drive_limit\": %.4f, \"memory_limit\": %.4f, \"hit_rate\": %.4f, "
-               "\"missed_bytes_per_token\": %.0f, \"bytes_read\": %llu, \"wait_share\": %.4f, \"prefetch_bytes\": %llu, \"prefetch_useful_bytes\": %llu, "
+        printf("{\"tokens_per_second\": %.4f, \"share\": %.4f, \"limit\": %.4f, \"drive_limit\": %.4f, \"memory_limit\": %.4f, "
+               "\"hit_rate\": %.4f, "
+               "\"missed_bytes_per_token\": %.0f, \"bytes_read\": %llu, \"wait_share\": %.4f, \"prefetch_bytes\": %llu, "
+               "\"prefetch_useful_bytes\": %llu, "
                "\"prefetch_wasted_bytes\": %llu, \"evictions\": %llu, \"slots\": %llu, \"experts\": %llu, \"raw_bytes_per_second\": %.0f, "
                "\"memory_bytes_per_second\": %.0f, \"touched_bytes_per_token\": %.0f, \"seconds\": %.4f}\n",
-               r->tokens_per_second, r->tokens_per_second / r->limit, r->limit, r->drive_limit, r->memory_limit, asked ? (double)c->hits / asked : 1,
-               r->missed_bytes, (unsigned long long)c->bytes_read, (double)c->wait_ns / 1e9 / seconds, (unsigned long long)c->prefetch_bytes,
-               (unsigned long long)c->prefetch_useful_bytes, (unsigned long long)c->prefetch_wasted_bytes, (unsigned long long)c->evictions,
-               (unsigned long long)stats.slots, (unsigned long long)n_experts, r->raw_rate, r->memory_rate, r->touched_bytes, seconds);
+               r->tokens_per_second, r->tokens_per_second / r->limit, r->limit, r->drive_limit, r->memory_limit,
+               asked ? (double)c->hits / asked : 1, r->missed_bytes, (unsigned long long)c->bytes_read, (double)c->wait_ns / 1e9 / seconds,
+               (unsigned long long)c->prefetch_bytes, (unsigned long long)c->prefetch_useful_bytes,
+               (unsigned long long)c->prefetch_wasted_bytes, (unsigned long long)c->evictions, (unsigned long long)stats.slots,
+               (unsigned long long)n_experts, r->raw_rate, r->memory_rate, r->touched_bytes, seconds);
         return;
     }
     if (o->prompt)
-        printf("%.2f tokens/s in sets of %d rows; the drive alone would allow %.2f\n", r->tokens_per_second, m->model->max_rows, r->drive_limit);
+        printf("%.2f tokens/s in sets of %d rows; the drive alone would allow %.2f\n", r->tokens_per_second, m->model->max_rows,
+               r->drive_limit);
     else
         printf("%.2f tokens/s, %.0f %% of the limit of %.2f (drive %.2f, memory %.2f)\n", r->tokens_per_second,
                100 * r->tokens_per_second / r->limit, r->limit, r->drive_limit, r->memory_limit);
     printf("experts   %llu of %llu fit in memory; %.1f %% hits, %.1f MB missing a token, %.2f GB read\n", (unsigned long long)stats.slots,
            (unsigned long long)n_experts, asked ? 100 * (double)c->hits / asked : 100, r->missed_bytes / 1e6, (double)c->bytes_read / 1e9);
     printf("waiting   %.1f %% of the time for experts\n", 100 * (double)c->wait_ns / 1e9 / seconds);
-    printf("prefetch  %.2f GB, %.2f GB of it useful, %.2f GB wasted\n", (double)c->prefetch_bytes / 1e9, (double)c->prefetch_useful_bytes / 1e9,
-           (double)c->prefetch_wasted_bytes / 1e9);
+    printf("prefetch  %.2f GB, %.2f GB of it useful, %.2f GB wasted\n", (double)c->prefetch_bytes / 1e9,
+           (double)c->prefetch_useful_bytes / 1e9, (double)c->prefetch_wasted_bytes / 1e9);
     printf("machine   drive %.2f GB/s as it is%s, memory %.1f GB/s, %.0f MB of weights a token\n", r->raw_rate / 1e9,
            o->model.experts.emulate_disk ? " (an emulated one stands before it)" : "", r->memory_rate / 1e9, r->touched_bytes / 1e6);
 }

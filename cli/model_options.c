@@ -4,7 +4,8 @@
 #include "node/expert_store.h"
 #include "node/memory_plan.h"
 
-enum status cli_model_plan(struct model *m, const struct cli_model_options *o, struct memory_plan *plan, struct budget *budget, struct error *err)
+enum status cli_model_plan(struct model *m, const struct cli_model_options *o, struct memory_plan *plan, struct budget *budget,
+                           struct error *err)
 {
     int layers = config_layers_with_mtp(m->config);
     *budget = (struct budget){0};
@@ -79,11 +80,8 @@ void cli_model_close(struct cli_model *m)
 enum status cli_model_open(struct cli_model *m, const char *dir, const struct cli_model_options *o, const struct layer_observer *observer,
                            struct error *err)
 {
-    struct model_options options = {.isa = o->isa,
-                                    .n_threads = (int)o->threads,
-                                    .max_rows = (int)o->chunk,
-                                    .max_positions = (int)o->context,
-                                    .observer = observer};
+    struct model_options options = {
+        .isa = o->isa, .n_threads = (int)o->threads, .max_rows = (int)o->chunk, .max_positions = (int)o->context, .observer = observer};
     *m = (struct cli_model){0};
     enum status status = model_prepare(&m->model, dir, &options, err);
     if (status)

@@ -19,7 +19,7 @@ void *huge_pages_map(uint64_t bytes, int is_wished)
     uint64_t skip = (HUGE_PAGE_BYTES - (uintptr_t)all % HUGE_PAGE_BYTES) % HUGE_PAGE_BYTES;
     if (skip)
         munmap(all, skip);
-    munmap(all + skip + bytes, HUGE_PAGE_BYTES - skip); /* never empty: skip is less than a page */
+    munmap(all + skip + bytes, HUGE_PAGE_BYTES - skip);                      /* never empty: skip is less than a page */
     madvise(all + skip, bytes, is_wished ? MADV_HUGEPAGE : MADV_NOHUGEPAGE); /* a wish */
     return all + skip;
 }

@@ -77,8 +77,8 @@ static int is_late(uint64_t until_ns)
     return until_ns && clock_now_ns(clock_monotonic()) >= until_ns;
 }
 
-/* The rows of [begin, end) that are still alive, closed up to the front of the block; the forgotten ones go behind them, where nobody looks at their
- * numbers again. Returns how many are alive. */
+/* The rows of [begin, end) that are still alive, closed up to the front of the block; the forgotten ones go behind them, where nobody looks
+ * at their numbers again. Returns how many are alive. */
 static int close_up(struct layer_pass *p, int begin, int end)
 {
     int alive = begin;
@@ -107,7 +107,8 @@ static void attend(const struct layer_context *ctx, struct layer_pass *p)
     memcpy(p->normed + (size_t)first * hidden, normed.x, (size_t)alive * hidden * sizeof(float));
     moe_route(ctx, p->layer, p->rows + first, alive, &normed, &p->routing, first);
     for (int i = first + alive; i < end; i++) /* any choice will do that brings no new expert in */
-        memcpy(p->routing.chosen + i * ctx->config->top_k, p->routing.chosen + first * ctx->config->top_k, (size_t)ctx->config->top_k * sizeof(int));
+        memcpy(p->routing.chosen + i * ctx->config->top_k, p->routing.chosen + first * ctx->config->top_k,
+               (size_t)ctx->config->top_k * sizeof(int));
 }
 
 /* A block of rows gets what the experts gave and leaves the layer. */

@@ -42,7 +42,8 @@ static void reopen_direct(struct expert_file *file, int store, const char *path)
 {
     struct stat checked, direct;
     int fd = open(path, O_RDONLY | O_DIRECT | O_CLOEXEC | O_NOFOLLOW);
-    if (fd >= 0 && !fstat(file->fd[store], &checked) && !fstat(fd, &direct) && checked.st_dev == direct.st_dev && checked.st_ino == direct.st_ino) {
+    if (fd >= 0 && !fstat(file->fd[store], &checked) && !fstat(fd, &direct) && checked.st_dev == direct.st_dev &&
+        checked.st_ino == direct.st_ino) {
         close(file->fd[store]);
         file->fd[store] = fd;
         file->is_direct[store] = 1;
@@ -50,10 +51,12 @@ static void reopen_direct(struct expert_file *file, int store, const char *path)
     }
     if (fd >= 0)
         close(fd);
-    log_line(LOG_WARNING, "%s: this file system does not read past the page cache (O_DIRECT); reads cost more CPU and memory bandwidth", path);
+    log_line(LOG_WARNING, "%s: this file system does not read past the page cache (O_DIRECT); reads cost more CPU and memory bandwidth",
+             path);
 }
 
-static enum status open_in_store(struct expert_files *files, struct expert_file *file, const struct pack_part *part, int store, struct error *err)
+static enum status open_in_store(struct expert_files *files, struct expert_file *file, const struct pack_part *part, int store,
+                                 struct error *err)
 {
     char *path = xasprintf("%s/%s", files->store[store], file->name);
     enum status status = pack_part_open(part, path, &file->fd[store], err);
@@ -80,21 +83,22 @@ static enum status open_file(struct expert_files *files, struct expert_file *fil
         text_append_string(&folders, store ? ", " : "");
         text_append_string(&folders, files->store[store]);
     }
-    error_set(err, STATUS_NOT_FOUND, "layer %d: %s is in none of the folders %s: copy it there, or name its folder with --store", file->layer, file->name,
-              folders.bytes);
+    error_set(err, STATUS_NOT_FOUND, "layer %d: %s is in none of the folders %s: copy it there, or name its folder with --store",
+              file->layer, file->name, folders.bytes);
     text_free(&folders);
     return STATUS_NOT_FOUND;
 }
 
-enum status expert_files_open(struct expert_files *files, const struct weights_source *source, int layer_begin, int layer_end, const char *stores,
-                              struct error *err)
+enum status expert_files_open(struct expert_files *files, const struct weights_source *source, int layer_begin, int layer_end,
+                              const char *stores, struct error *err)
 {
     const struct pack *pack = weights_source_pack(source);
     const struct model_config *config = weights_source_config(source);
     memset(files, 0, sizeof *files);
     if (!pack)
         return error_set(err, STATUS_UNSUPPORTED,
-                         "%s: experts of a vendor folder cannot be read one by one: make a pack of it (hearth convert), or give enough --memory for all of them",
+                         "%s: experts of a vendor folder cannot be read one by one: make a pack of it (hearth convert), or give enough "
+                         "--memory for all of them",
                          weights_source_dir(source));
     files->n_experts = config->n_experts;
     files->files = xcalloc((size_t)(layer_end - layer_begin), sizeof *files->files);

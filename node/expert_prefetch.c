@@ -9,8 +9,8 @@ void prefetch_trial_init(struct prefetch_trial *t, enum prefetch_mode mode)
     t->is_on = mode != PREFETCH_OFF;
 }
 
-/* Which windows guess. Where the rate rises or falls during the trial, as it does while the memory fills, the middle windows of both arms (3 and 4, 2 and 5)
- * lie around the same moment: it favours neither. */
+/* Which windows guess. Where the rate rises or falls during the trial, as it does while the memory fills, the middle windows of both arms
+ * (3 and 4, 2 and 5) lie around the same moment: it favours neither. */
 static const unsigned char guesses[PREFETCH_TRIAL_WINDOWS] = {1, 0, 0, 1, 1, 0, 0, 1};
 
 /* The middle of the windows of one arm, twice: a single slow window (another program) decides nothing. */

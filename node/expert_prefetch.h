@@ -1,5 +1,6 @@
-/* Whether reading on a guess pays, found out by trying. Pure. Time per row with and without guesses is compared in alternating windows; the better arm is
- * kept for a while and the other tried again. One engine lost a third of its speed to guesses that were never measured, another won 13 % with them. */
+/* Whether reading on a guess pays, found out by trying. Pure. Time per row with and without guesses is compared in alternating windows; the
+ * better arm is kept for a while and the other tried again. One engine lost a third of its speed to guesses that were never measured,
+ * another won 13 % with them. */
 #ifndef HEARTH_NODE_EXPERT_PREFETCH_H
 #define HEARTH_NODE_EXPERT_PREFETCH_H
 
@@ -8,21 +9,22 @@
 enum prefetch_mode { PREFETCH_OFF, PREFETCH_ON, PREFETCH_AUTO };
 
 enum {
-    PREFETCH_WINDOW_PASSES = 8,   /* passes of one window */
-    PREFETCH_TRIAL_WINDOWS = 8,   /* windows of a trial */
-    PREFETCH_KEEP_PASSES = 1024,  /* how long a decision holds */
+    PREFETCH_WINDOW_PASSES = 8,  /* passes of one window */
+    PREFETCH_TRIAL_WINDOWS = 8,  /* windows of a trial */
+    PREFETCH_KEEP_PASSES = 1024, /* how long a decision holds */
 };
 
-/* Guesses stay unless they cost more than this share of the time: what they save while other nodes or programs keep this one waiting is not in it. */
+/* Guesses stay unless they cost more than this share of the time: what they save while other nodes or programs keep this one waiting is not
+ * in it. */
 #define PREFETCH_COST_MAX 0.01
 
 struct prefetch_trial {
     enum prefetch_mode mode;
     int is_on;
-    int passes;           /* of the present window or decision */
-    int windows;          /* of the present trial; PREFETCH_TRIAL_WINDOWS: decided */
+    int passes;  /* of the present window or decision */
+    int windows; /* of the present trial; PREFETCH_TRIAL_WINDOWS: decided */
     uint64_t window_ns[PREFETCH_TRIAL_WINDOWS];
-    double last_ratio;    /* time with guesses / time without, of the last trial; 0: none yet */
+    double last_ratio; /* time with guesses / time without, of the last trial; 0: none yet */
 };
 
 void prefetch_trial_init(struct prefetch_trial *trial, enum prefetch_mode mode);

@@ -9,8 +9,8 @@ enum slot_state { SLOT_EMPTY, SLOT_READING, SLOT_RESIDENT, N_SLOT_STATES };
 
 struct expert_slot {
     enum slot_state state;
-    int users;      /* requests that use or await it; resident and 0: may be given up */
-    int is_prefetched; /* was read on a guess and not yet asked for */
+    int users;               /* requests that use or await it; resident and 0: may be given up */
+    int is_prefetched;       /* was read on a guess and not yet asked for */
     struct record_read read; /* read.into: its memory */
 };
 

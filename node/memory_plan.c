@@ -45,7 +45,8 @@ static enum status check_pin(const struct expert_options *o, uint64_t bytes, str
     if (!o->pin || geteuid() == 0 || getrlimit(RLIMIT_MEMLOCK, &allowed) || allowed.rlim_cur == RLIM_INFINITY || bytes <= allowed.rlim_cur)
         return STATUS_OK;
     return error_set(err, STATUS_NO_MEMORY,
-                     "--pin: experts take %s and this process may lock %s: raise the limit (ulimit -l, LimitMEMLOCK=infinity), lower --memory, or leave --pin out",
+                     "--pin: experts take %s and this process may lock %s: raise the limit (ulimit -l, LimitMEMLOCK=infinity), lower "
+                     "--memory, or leave --pin out",
                      bytes_text(bytes, text[0]), bytes_text(allowed.rlim_cur, text[1]));
 }
 
@@ -82,12 +83,14 @@ enum status memory_plan_experts(struct memory_plan *plan, struct budget *budget,
         return budget_check(budget, err);
     }
     if (!is_pack)
-        return error_set(err, STATUS_UNSUPPORTED, "%s: experts stream only from a pack: make one of it with hearth convert", weights_source_dir(source));
+        return error_set(err, STATUS_UNSUPPORTED, "%s: experts stream only from a pack: make one of it with hearth convert",
+                         weights_source_dir(source));
     plan->streams = 1;
     return plan_slots(plan, budget, source, begin, end, o, err);
 }
 
-int memory_plan_prefill_rows(uint64_t limit, uint64_t (*bytes)(const struct model_config *config, int rows), const struct model_config *config, int rows_max)
+int memory_plan_prefill_rows(uint64_t limit, uint64_t (*bytes)(const struct model_config *config, int rows),
+                             const struct model_config *config, int rows_max)
 {
     int rows = 64;
     while (rows * 2 <= rows_max && bytes(config, rows * 2) <= limit / 16)

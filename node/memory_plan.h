@@ -8,27 +8,28 @@
 
 /* How the experts of a layer range are held. */
 struct memory_plan {
-    int streams;         /* 0: all of them in RAM, loaded at start */
-    int n_slots;         /* experts in memory at once, when they stream */
-    int n_experts;       /* of the range */
+    int streams;   /* 0: all of them in RAM, loaded at start */
+    int n_slots;   /* experts in memory at once, when they stream */
+    int n_experts; /* of the range */
     uint64_t expert_bytes;
 };
 
-/* The limit to plan for. asked: what --memory says, refused when the machine (or its cgroup) has not that much; 0: nine tenths of what is free, because
- * other programs grow too. What this process already holds counts as free. */
+/* The limit to plan for. asked: what --memory says, refused when the machine (or its cgroup) has not that much; 0: nine tenths of what is
+ * free, because other programs grow too. What this process already holds counts as free. */
 enum status memory_plan_limit(uint64_t asked, uint64_t *limit, struct error *err);
 
-/* budget: the limit, and accounts for everything but experts. Adds the experts' accounts: all of them if they fit and nothing in options asks for streaming,
- * else as many slots as there is room for. STATUS_NO_MEMORY with the table of accounts when not even EXPERT_SLOTS_MIN fit; STATUS_UNSUPPORTED when
- * they would have to stream from a vendor folder. */
-enum status memory_plan_experts(struct memory_plan *plan, struct budget *budget, const struct weights_source *source, int layer_begin, int layer_end,
-                                const struct expert_options *options, struct error *err);
+/* budget: the limit, and accounts for everything but experts. Adds the experts' accounts: all of them if they fit and nothing in options
+ * asks for streaming, else as many slots as there is room for. STATUS_NO_MEMORY with the table of accounts when not even EXPERT_SLOTS_MIN
+ * fit; STATUS_UNSUPPORTED when they would have to stream from a vendor folder. */
+enum status memory_plan_experts(struct memory_plan *plan, struct budget *budget, const struct weights_source *source, int layer_begin,
+                                int layer_end, const struct expert_options *options, struct error *err);
 
 /* Rows of a prompt that go through a layer together: as many as a sixteenth of the limit holds (row_bytes each), a power of two from 64 to
- * rows_max. Longer is better as long as reading all experts of a layer takes longer than computing the rows: 5 GB at 3.5 GB/s against 2,048 rows of GLM-5.2 at
- * 300 GMAC/s, 1.5 s and 2 s; hence PREFILL_ROWS_MAX. */
+ * rows_max. Longer is better as long as reading all experts of a layer takes longer than computing the rows: 5 GB at 3.5 GB/s against 2,048
+ * rows of GLM-5.2 at 300 GMAC/s, 1.5 s and 2 s; hence PREFILL_ROWS_MAX. */
 enum { PREFILL_ROWS_MAX = 2048 };
-int memory_plan_prefill_rows(uint64_t limit, uint64_t (*bytes)(const struct model_config *config, int rows), const struct model_config *config, int rows_max);
+int memory_plan_prefill_rows(uint64_t limit, uint64_t (*bytes)(const struct model_config *config, int rows),
+                             const struct model_config *config, int rows_max);
 
 /* One line per account, and what was decided. */
 void memory_plan_log(const struct memory_plan *plan, const struct budget *budget);

@@ -12,9 +12,9 @@
 
 enum {
     ATTEMPTS = 2,
-    LOOK_NS = 200000000,    /* how often deadlines are looked at while pieces are out */
+    LOOK_NS = 200000000,              /* how often deadlines are looked at while pieces are out */
     HASHES_MAX = 2 * BLOCK_READS_MAX, /* records with pieces out, and those begun and overtaken: one a class and store at most */
-    UNSURE_PIECES_OUT = 1,  /* pieces per store of drafts, prefetch and warming: an issued read cannot be called back (rule 9) */
+    UNSURE_PIECES_OUT = 1,            /* pieces per store of drafts, prefetch and warming: an issued read cannot be called back (rule 9) */
 };
 
 struct piece {
@@ -184,7 +184,7 @@ static void note_error(struct record_reads *io, struct record_read *r, enum stat
 {
     if (r->error.status)
         return;
-    error_set(&r->error, status, "layer %d: %s: record %d: %s", r->file->layer, r->file->name, r->expert, what);
+    error_set(&r->error, status, "%s: record %d: %s", r->file->name, r->expert, what);
     if (r->n_issued < r->n_pieces) {
         dequeue(io, r); /* no more pieces of this attempt */
         r->n_issued = r->n_pieces;
@@ -275,7 +275,7 @@ static int choose_store(const struct record_reads *io, const struct record_read 
 static struct piece *next_piece(struct record_reads *io)
 {
     struct piece *piece = free_piece(io);
-    for (int class = 0; class < N_READ_CLASSES && piece; class++)
+    for (int class = 0; class < N_READ_CLASSES && piece; class ++)
         for (struct record_read *r = io->queue[class]; r; r = r->next) {
             int store = choose_store(io, r);
             if (store < 0)
@@ -336,8 +336,8 @@ static XXH3_state_t *hash_of(struct record_reads *io, struct record_read *r)
     return io->hashes[empty].state;
 }
 
-/* Hashes the pieces that are there in order, so that the last one to land leaves little to do. Without the lock: the memory is the I/O thread's until
- * on_end. */
+/* Hashes the pieces that are there in order, so that the last one to land leaves little to do. Without the lock: the memory is the I/O
+ * thread's until on_end. */
 static void hash_landed(struct record_reads *io, struct record_read *r)
 {
     while (!r->error.status && r->n_hashed < r->n_pieces && r->landed >> r->n_hashed & 1) {
@@ -378,8 +378,9 @@ static void on_piece(struct record_reads *io, struct piece *piece)
         note_error(io, r, STATUS_IO, what);
     }
     if (piece->read.result != (int32_t)piece->read.bytes || (r->error.status && !was_wrong))
-        r->failed_stores |= 1u << piece->read.store; /* of a checksum: the drive whose piece came last, which may be the wrong one of several */
-    r->n_out--; /* only now: while this thread hashes without the lock, the record must not look free */
+        r->failed_stores |=
+            1u << piece->read.store; /* of a checksum: the drive whose piece came last, which may be the wrong one of several */
+    r->n_out--;                      /* only now: while this thread hashes without the lock, the record must not look free */
     settle(io, r);
 }
 

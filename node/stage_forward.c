@@ -153,6 +153,8 @@ static void forward_truncate(struct row_engine *base, int slot, int length)
     struct forward_slot *s = slot_of(of(base), slot);
     sequence_state_truncate(&s->sequence, length);
     s->finished = s->finished < length ? s->finished : length;
+    if (of(base)->weights->store)
+        expert_store_withdraw(of(base)->weights->store); /* what was guessed for the rows that are void now */
 }
 
 static int forward_mtp_length(struct row_engine *base, int slot)

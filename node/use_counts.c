@@ -102,9 +102,9 @@ static int load_file(const struct use_counts *c, const char *name, const struct 
     } else {
         memcpy(&h, bytes, n < sizeof h ? n : sizeof h);
         const uint8_t *body = (const uint8_t *)bytes + sizeof h;
-        if (n < sizeof h || memcmp(h.magic, MAGIC, sizeof MAGIC) || h.version != FILE_VERSION || memcmp(h.identity, c->identity, sizeof h.identity) ||
-            h.n_experts != (uint32_t)files->n_experts || n - sizeof h != h.n_layers * layer_bytes(files->n_experts) ||
-            h.checksum != checksum_of(&h, body, n - sizeof h))
+        if (n < sizeof h || memcmp(h.magic, MAGIC, sizeof MAGIC) || h.version != FILE_VERSION ||
+            memcmp(h.identity, c->identity, sizeof h.identity) || h.n_experts != (uint32_t)files->n_experts ||
+            n - sizeof h != h.n_layers * layer_bytes(files->n_experts) || h.checksum != checksum_of(&h, body, n - sizeof h))
             log_line(LOG_WARNING, "%s: damaged, or of another version; it is passed over and will be written anew", path);
         else
             found = read_body(&h, body, files, uses);
