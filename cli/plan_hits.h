@@ -20,8 +20,8 @@ struct plan_hits {
     int in_flight; /* as the store reads ahead */
 };
 
-/* trace: a file of hearth run --trace, or NULL. Without it: use counts of earlier runs if options name or find some; else the router biases
- * of the model, if they differ; else a Zipf curve. Reads at most some MB. */
+/* trace: a file of hearth run --trace, or NULL. Without it: use counts of earlier runs if there are any; else, of a pack that hearth synth
+ * made, its router's biases; else a Zipf curve. Reads at most some MB. */
 enum status plan_hits_open(struct plan_hits *hits, const struct weights_source *source, const struct expert_options *options,
                            const char *trace, uint64_t expert_bytes, struct error *err);
 void plan_hits_release(struct plan_hits *hits);

@@ -1,0 +1,101 @@
+"""hearth plan: it plans the memory that a run takes, refuses what a run refuses, says where its assumptions come from, and predicts more from more.
+
+Packs are made of kindling. Rates of the machine are never compared with anything: other programs may use it."""
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+HEARTH = os.environ.get("HEARTH", str(ROOT / "build/release/cli/hearth"))
+
+
+def hearth(*arguments, ok=True, home=None):
+    environment = dict(os.environ, XDG_STATE_HOME=str(home)) if home else None
+    done = subprocess.run([HEARTH, *map(str, arguments)], capture_output=True, text=True, timeout=120, env=environment)
+    if ok:
+        assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    return tmp_path_factory.mktemp("state")
+
+
+@pytest.fixture(scope="module")
+def pack(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    shutil.copytree(ROOT / "models/kindling", folder / "kindling")
+    hearth("convert", folder / "kindling", folder / "int4", "--precision", "int4")
+    return folder / "int4"
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory):
+    """Another machine, of round figures."""
+    path = tmp_path_factory.mktemp("profile") / "other.json"
+    hearth("probe", "--quick", "--output", path)
+    other = json.loads(path.read_text())
+    other["memory_bytes"] = 8 << 30
+    for m in other["matmul"]:
+        m["gb_per_s"] = 40.0
+    path.write_text(json.dumps(other))
+    return path
+
+
+def plan(pack, home, *arguments):
+    return json.loads(hearth("plan", "--model", pack, "--json", *arguments, home=home).stdout)
+
+
+@pytest.mark.parametrize("how", [["--slots", 40], ["--memory", "80M"], ["--memory", "80M", "--chunk", 512], ["--memory", "100M"], []])
+def test_the_plan_of_memory_is_that_of_a_run(pack, home, how):
+    said = plan(pack, home, "--context", 512, "--use-counts", "none", *how)
+    was = json.loads(hearth("bench", "experts", pack, "--context", 512, "--use-counts", "none", "--tokens", 1, "--warm", 0, "--json", *how).stdout)
+    assert said["streams"] == (was["slots"] > 0) and said["experts"] == was["experts"]
+    assert not said["streams"] or said["slots"] == was["slots"]
+    assert sum(said["memory"].values()) == said["memory_bytes"] <= said["memory_limit"]
+
+
+def test_what_a_run_refuses_is_refused_in_the_same_words(pack, home):
+    for how in (["--memory", "1M"], ["--memory", "70M"], ["--memory", "80M", "--context", 4096], ["--slots", 256, "--memory", "80M"]):
+        said, was = hearth("plan", "--model", pack, *how, ok=False, home=home), hearth("run", pack, "Hi", *how, ok=False)
+        assert said.returncode == was.returncode == 1
+        assert said.stderr.split(": ", 1)[1] == was.stderr.split(f"open model {pack}: ", 1)[1]
+    assert "free" in hearth("plan", "--model", pack, "--memory", "90000G", ok=False, home=home).stderr
+
+
+def test_assumptions_are_named_and_the_best_known_are_taken(pack, home, profile, tmp_path):
+    streams = ["--slots", 40, "--profile", profile]
+    assert plan(pack, home, *streams, "--use-counts", "none")["hits_from"] == "zipf"
+    trace, counts = tmp_path / "trace", tmp_path / "counts"
+    hearth("run", pack, "Tell me a story.", "--temperature", 0, "--max-tokens", 150, "--slots", 40, "--use-counts", counts, "--trace", trace)
+    assert plan(pack, home, *streams, "--use-counts", counts)["hits_from"] == "use counts"
+    assert plan(pack, home, *streams, "--use-counts", counts, "--trace", trace)["hits_from"] == "trace"
+    assert "use counts" not in hearth("plan", "--model", pack, *streams, "--trace", trace, home=home).stdout
+    trace.write_text("hearth-trace 1 layers=1 experts=8 top_k=2\n0 1 2\n")
+    refused = hearth("plan", "--model", pack, *streams, "--trace", trace, ok=False, home=home)
+    assert refused.returncode == 1 and "8 experts, top 2" in refused.stderr
+
+
+def test_more_memory_and_faster_drives_are_never_slower(pack, home, profile):
+    def rate(slots, drive):
+        said = plan(pack, home, "--slots", slots, "--emulate-disk", drive, "--use-counts", "none", "--profile", profile)
+        assert said["hit_rate"] <= 1 and all(a["tokens_per_second"] > 0 for a in said["advice"])
+        return said["hit_rate"], said["tokens_per_second"]
+
+    points = [rate(slots, "0.01,100") for slots in (8, 64, 128, 256)]
+    assert points == sorted(points) and points[-1][0] == 1
+    assert rate(64, "0.001,100")[1] < rate(64, "0.01,100")[1]
+    said = plan(pack, home, "--slots", 16, "--emulate-disk", "0.001,100", "--use-counts", "none", "--profile", profile)
+    assert said["bound"] == "the drive" and said["advice"][0]["what"] != "memory and cores of twice the speed"
+
+
+def test_a_profile_of_another_machine_brings_its_memory(pack, home, profile):
+    assert plan(pack, home, "--profile", profile)["memory_limit"] == (8 << 30) // 10 * 9
+    assert plan(pack, home, "--profile", profile, "--memory", "7G")["memory_limit"] == 7 << 30
+    assert "has 8.0 GiB" in hearth("plan", "--model", pack, "--profile", profile, "--memory", "9G", ok=False, home=home).stderr
