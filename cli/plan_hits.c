@@ -192,6 +192,8 @@ static int choose_layers(const struct model_config *c, int *layers, int *n_all)
     for (int layer = 0; layer < c->n_layers; layer++)
         if (c->is_sparse[layer])
             sparse[n++] = layer;
+    if (!n) /* a model without experts: nothing will be asked of the rows */
+        sparse[n++] = 0;
     int chosen = n < LAYERS_SAMPLED ? n : LAYERS_SAMPLED;
     for (int i = 0; i < chosen; i++)
         layers[i] = sparse[i * n / chosen];

@@ -130,7 +130,8 @@ static enum status look_at_drives(struct plan_machine *m, const struct plan_mach
         double raw = m->speed.drive_bytes_per_second, asked = drive.bytes_per_second * files.n_stores; /* one clock each */
         m->speed.drive_bytes_per_second = asked < raw ? asked : raw;
         m->speed.drive_latency_seconds = (double)(drive.latency_ns + drive.jitter_ns / 2) / 1e9;
-        snprintf(m->drive_text, sizeof m->drive_text, "emulated (the real one gives %.2f GB/s)", raw / 1e9);
+        snprintf(m->drive_text, sizeof m->drive_text, "emulated; the real one gives %.2f GB/s%s", raw / 1e9,
+                 asked < raw / 1.5 ? "" : ", too little to emulate that");
     } else {
         snprintf(m->drive_text, sizeof m->drive_text, "measured now on this model's files");
     }
