@@ -275,8 +275,8 @@ static int choose_store(const struct record_reads *io, const struct record_read 
 static struct piece *next_piece(struct record_reads *io)
 {
     struct piece *piece = free_piece(io);
-    for (int class = 0; class < N_READ_CLASSES && piece; class ++)
-        for (struct record_read *r = io->queue[class]; r; r = r->next) {
+    for (int i = 0; i < N_READ_CLASSES && piece; i++)
+        for (struct record_read *r = io->queue[i]; r; r = r->next) {
             int store = choose_store(io, r);
             if (store < 0)
                 continue;

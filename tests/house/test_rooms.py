@@ -17,7 +17,7 @@ MAY_USE = {
 LIBRARIES = {
     "jansson.h": {"common", "model", "cli", "coordinator"},
     "pcre2.h": {"model"},
-    "xxhash.h": {"model", "node"},
+    "xxhash.h": {"model", "node", "cli"},
     "ini.h": {"common"},
     "omp.h": {"kernels"},
     "immintrin.h": {"kernels"},
