@@ -259,14 +259,14 @@ static void a_read_that_hangs_is_a_timeout_and_the_others_go_on(void **state)
         static const int experts[] = {4, 5, 6};
         struct error err = {0};
         uint64_t start = clock_now_ns(clock_monotonic());
-        small.timeout_ns = 300 * RIG_MS;
+        small.timeout_ns = 1000 * RIG_MS; /* five times as often as deadlines are looked at */
         rig_open(&small, rig_readers[r], 4);
         rig_fault(&small, FAULT_HANG, small.layer_begin, 5, 1);
         for (int i = 0; i < 3; i++) { /* what is lost stays lost, and says so at once */
             assert_int_equal(rig_take(&small, small.layer_begin, experts, 3, 1, &err), STATUS_TIMEOUT);
             rig_assert_names(&err, small.layer_begin, 5);
         }
-        assert_non_null(strstr(err.text, "within 0.3 s"));
+        assert_non_null(strstr(err.text, "within 1 s"));
         for (int expert = 6; expert < 16; expert++)
             rig_want_one(&small, small.layer_begin, expert);
         rig_want_one(&small, small.layer_begin + 1, 5);
@@ -294,7 +294,7 @@ static void a_drive_that_hangs_for_good_bounds_every_request(void **state)
     small.timeout_ns = 0;
 }
 
-/* The drive answers after the deadline: the memory is good again, and so is the expert. */
+/* The drive answers after the deadline: the memory is good again, both slots of it, and so are the experts. */
 static void an_answer_that_comes_late_gives_the_slot_back(void **state)
 {
     (void)state;
@@ -305,12 +305,14 @@ static void an_answer_that_comes_late_gives_the_slot_back(void **state)
         rig_open(&small, rig_readers[r], 2);
         rig_gate_hold(small.gate, 1);
         assert_int_equal(rig_take(&small, small.layer_begin, experts, 2, 1, &err), STATUS_TIMEOUT);
-        assert_int_equal(rig_take(&small, small.layer_begin, experts, 2, 1, &err), STATUS_TIMEOUT);
+        assert_int_equal(rig_take_one(&small, small.layer_begin, 2, &err), STATUS_TIMEOUT);
         rig_gate_hold(small.gate, 0);
         uint64_t start = clock_now_ns(clock_monotonic());
-        while (rig_stats(&small).slots_used && !rig_is_late(start))
+        while (rig_take(&small, small.layer_begin, experts, 2, 1, &err) && !rig_is_late(start))
             rig_sleep_ms(1);
-        assert_int_equal(rig_stats(&small).slots_used, 0);
+        uint64_t hits = rig_stats(&small).hits;
+        assert_int_equal(rig_take(&small, small.layer_begin, experts, 2, 1, &err), STATUS_OK);
+        assert_int_equal(rig_stats(&small).hits, hits + 2);
         for (int expert = 0; expert < 16; expert++)
             rig_want_one(&small, small.layer_begin, expert);
         rig_close(&small);
@@ -328,7 +330,7 @@ static void a_request_waits_as_long_as_its_reads_may_take(void **state)
     rig_gate_hold(small.gate, 1);
     uint64_t start = clock_now_ns(clock_monotonic());
     assert_int_equal(rig_take_one(&small, small.layer_begin, 1, &err), STATUS_TIMEOUT);
-    rig_assert_names(&err, small.layer_begin, 1);
+    assert_true(strstr(err.text, "within 0.4 s") || strstr(err.text, "within 0.8 s")); /* the read's deadline, or the request's */
     assert_true(clock_now_ns(clock_monotonic()) - start >= small.timeout_ns);
     rig_gate_hold(small.gate, 0);
     rig_close(&small);
