@@ -191,7 +191,13 @@ static inline void rig_open(struct rig *rig, const char *reader, int n_slots)
 {
     struct error err = {0};
     rig->options.reader = reader;
-    if (rig_try_open(rig, n_slots, &err))
+    enum status status = rig_try_open(rig, n_slots, &err);
+    if (status == STATUS_UNSUPPORTED) { /* io_uring is not allowed here */
+        printf("%s: pread instead\n", err.text);
+        rig->options.reader = "pread";
+        status = rig_try_open(rig, n_slots, &err);
+    }
+    if (status)
         fail_msg("%s", err.text);
 }
 
