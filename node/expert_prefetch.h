@@ -24,12 +24,16 @@ struct prefetch_trial {
     int passes;  /* of the present window or decision */
     int windows; /* of the present trial; PREFETCH_TRIAL_WINDOWS: decided */
     uint64_t window_ns[PREFETCH_TRIAL_WINDOWS];
-    double last_ratio; /* time with guesses / time without, of the last trial; 0: none yet */
+    uint64_t window_needed[PREFETCH_TRIAL_WINDOWS]; /* records */
+    double sum_t, sum_r, sum_rr, sum_rt;            /* over the passes of the trial: times, records, their squares and products */
+    double last_ratio;                              /* time with guesses / time without, of the last trial; 0: none yet */
 };
 
 void prefetch_trial_init(struct prefetch_trial *trial, enum prefetch_mode mode);
 
-/* A decode pass through all layers of the range took so long. Decides whether the next one guesses (trial->is_on). */
-void prefetch_trial_pass(struct prefetch_trial *trial, uint64_t pass_ns);
+/* A decode pass through all layers of the range took so long and needed so many records from the drive, guessed or not: rows differ in that
+ * far more than guesses change, so each window is judged by what its records would lead one to expect. Decides whether the next one guesses
+ * (trial->is_on). */
+void prefetch_trial_pass(struct prefetch_trial *trial, uint64_t pass_ns, int n_needed);
 
 #endif

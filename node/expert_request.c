@@ -85,6 +85,7 @@ static void pin_residents(struct expert_store *s)
     for (int place = 0; place < s->request.n; place++) {
         int slot = expert_slots_find(&s->slots, s->file, s->request.experts[place]);
         int is_there = slot >= 0 && s->slots.slots[slot].state == SLOT_RESIDENT;
+        s->pass_needed += !is_there || s->slots.slots[slot].is_prefetched;
         counts->hits += is_there && s->request.n_rows; /* the rest of an interrupted request was counted before */
         counts->misses += !is_there && s->request.n_rows;
         if (is_there && (s->n_pinned < most || s->request.n <= s->slots.n_slots))
@@ -97,10 +98,11 @@ static void note_pass(struct expert_store *s, uint64_t now)
 {
     int is_decode = s->class == READ_COMMITTED && s->request.n_rows && s->request.n_rows <= BUFFERED_ROWS_MAX;
     if (s->file <= s->last_file) {
-        if (s->is_clean_pass)
-            prefetch_trial_pass(&s->trial, (s->pass_end_ns - s->pass_start_ns) / (uint64_t)s->last_rows);
+        if (s->is_clean_pass && !s->slots.n_empty) /* not while the memory fills: its pages are made then */
+            prefetch_trial_pass(&s->trial, (s->pass_end_ns - s->pass_start_ns) / (uint64_t)s->last_rows, s->pass_needed);
         s->is_clean_pass = s->file == 0 && is_decode;
         s->pass_start_ns = now;
+        s->pass_needed = 0;
     } else if (s->file != s->last_file + 1 || s->request.n_rows != s->last_rows) {
         s->is_clean_pass = 0;
     }

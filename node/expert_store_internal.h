@@ -51,6 +51,7 @@ struct expert_store {
     unsigned char *guess_source;                /* [n_slots] while is_prefetched */
     int n_guesses;                              /* slots that are is_prefetched */
     uint64_t pass_start_ns, pass_end_ns;
+    int pass_needed; /* records that were not there, or only because they were guessed */
     int last_file, last_rows, is_clean_pass; /* clean: through all layers in order, the same rows */
     /* warming */
     int *warm; /* [n_files * n_experts] hottest first */

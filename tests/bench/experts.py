@@ -39,7 +39,7 @@ def decode_points(hearth, pack, rounds):
             for _ in range(rounds):
                 for arm, results in arms.items():
                     drop_caches()
-                    results.append(bench(hearth, pack, "--slots", slots, "--emulate-disk", f"{rate},80", "--prefetch", arm, "--tokens", 96, "--warm", 72))
+                    results.append(bench(hearth, pack, "--slots", slots, "--emulate-disk", f"{rate},80", "--prefetch", arm, "--tokens", 40, "--warm", 104))
             for arm, r in arms.items():
                 raw = median(r, "raw_bytes_per_second") / 1e9
                 mark = "" if raw >= 1.5 * rate else "  (the drive is too slow for this point)"

@@ -35,7 +35,7 @@ static double growing(int pass, double cost, int is_on)
 static void run_trial(struct prefetch_trial *t, pass_time *time_of, double cost)
 {
     for (int pass = 0; pass < TRIAL_PASSES; pass++)
-        prefetch_trial_pass(t, (uint64_t)(1e8 * time_of(pass, cost, t->is_on)));
+        prefetch_trial_pass(t, (uint64_t)(1e8 * time_of(pass, cost, t->is_on)), 0);
 }
 
 static int decision(pass_time *time_of, double cost)
@@ -81,7 +81,7 @@ static void one_odd_window_decides_nothing(void **state)
             prefetch_trial_init(&t, PREFETCH_AUTO);
             for (int pass = 0; pass < TRIAL_PASSES; pass++)
                 prefetch_trial_pass(
-                    &t, (uint64_t)(1e8 * steady(pass, costs[i % 2], t.is_on) * (pass / PREFETCH_WINDOW_PASSES == window ? odd[i / 2] : 1)));
+                    &t, (uint64_t)(1e8 * steady(pass, costs[i % 2], t.is_on) * (pass / PREFETCH_WINDOW_PASSES == window ? odd[i / 2] : 1)), 0);
             assert_int_equal(t.is_on, costs[i % 2] < 0);
         }
 }
@@ -97,10 +97,10 @@ static void a_decision_holds_for_a_while_and_is_tried_again(void **state)
         int decided = t.is_on;
         assert_int_equal(decided, round % 2);
         for (int pass = 0; pass < PREFETCH_KEEP_PASSES - 1; pass++) {
-            prefetch_trial_pass(&t, UINT64_C(1) << (pass % 40)); /* times mean nothing now */
+            prefetch_trial_pass(&t, UINT64_C(1) << (pass % 40), 0); /* times mean nothing now */
             assert_int_equal(t.is_on, decided);
         }
-        prefetch_trial_pass(&t, 1);
+        prefetch_trial_pass(&t, 1, 0);
         assert_true(t.is_on);
         assert_int_equal(t.windows, 0);
     }
@@ -125,7 +125,7 @@ static void passes_that_take_no_time_are_no_reason_to_stop(void **state)
     struct prefetch_trial t;
     prefetch_trial_init(&t, PREFETCH_AUTO);
     for (int i = 0; i < TRIAL_PASSES; i++)
-        prefetch_trial_pass(&t, 0);
+        prefetch_trial_pass(&t, 0, 0);
     assert_true(t.is_on);
 }
 
