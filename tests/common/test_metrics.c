@@ -110,7 +110,7 @@ static void figures_of_one_name_stand_together_whatever_the_order_they_came_in(v
     (void)state;
     struct metrics *m = metrics_new(16);
     for (int i = 0; i < 4; i++) {
-        char number[8];
+        char number[16];
         snprintf(number, sizeof number, "%d", i);
         metric_set_count(add(m, &rows_row, "layer", number), (uint64_t)i);
         metric_set(add(m, &fill_row, "layer", number), i);
