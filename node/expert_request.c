@@ -8,8 +8,6 @@
 #include "model/workspace.h"
 #include "node/expert_store_internal.h"
 
-enum { FETCH_AHEAD_BYTES = 16 << 20 };
-
 static uint64_t now_ns(void)
 {
     return clock_now_ns(clock_monotonic());
@@ -47,7 +45,7 @@ static void pin(struct expert_store *s, int place, int slot)
  * moment later makes room for anyway: with few slots that costs a third of the hits (docs/PERFORMANCE.md, "Few slots"). */
 static int fetches_max(const struct expert_store *s)
 {
-    uint64_t n = FETCH_AHEAD_BYTES / store_record_bytes(s, s->file) + 1;
+    uint64_t n = EXPERT_AHEAD_BYTES / store_record_bytes(s, s->file) + 1;
     return n < 2 ? 2 : n > EXPERTS_MAX ? EXPERTS_MAX : (int)n;
 }
 

@@ -101,9 +101,8 @@ static void on_end(void *ctx, struct record_read *read, enum status status)
         expert_slots_landed(&s->slots, slot);
         s->layers[file].reads++;
         s->layers[file].bytes_read += store_record_bytes(s, file);
-        if (held->users && s->is_open && s->file == file) {
+        if (held->users && s->is_open && s->file == file)
             store_request_landed(s, read->expert);
-        }
     } else if (read->state == RECORD_IDLE && !held->users) {
         store_clear_slot(s, slot);
     } else if (read->state == RECORD_IDLE && status == STATUS_CANCELLED) { /* a guess that was called back has come true after all */
@@ -113,7 +112,7 @@ static void on_end(void *ctx, struct record_read *read, enum status status)
     pthread_cond_signal(&s->landed);
 }
 
-/* Writes the counts now and then, and fills empty slots with what earlier runs used most. */
+/* Fills empty slots with what earlier runs used most. */
 static int on_idle(void *ctx)
 {
     struct expert_store *s = ctx;

@@ -14,8 +14,11 @@
 /* Whatever the budget: one expert is computed while the next is read. */
 enum { EXPERT_SLOTS_MIN = 2 };
 
-/* How records are read: pieces, and how many a drive has at once (docs/PERFORMANCE.md, "Reading"). */
+/* How records are read: pieces, and how many a drive has at once (docs/PERFORMANCE.md, "Drives"). */
 enum { EXPERT_PIECE_BYTES = 1 << 20, EXPERT_READ_DEPTH = 8 };
+
+/* What a request reads ahead of its computing, at least two experts (docs/PERFORMANCE.md, "Few slots"). */
+enum { EXPERT_AHEAD_BYTES = 16 << 20 };
 
 struct expert_store_config {
     struct weights_source *source; /* a pack; borrowed */

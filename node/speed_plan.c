@@ -15,7 +15,6 @@ enum { REGIONS_ATTENTION = 12, REGIONS_MLP = 4, REGIONS_HEAD = 2 };
 
 enum {
     LAYERS_SIMULATED = 8192,      /* so many that another seed changes a token's time by less than 1 % */
-    FETCH_AHEAD_BYTES = 16 << 20, /* as the expert store has it */
 };
 
 const char *const speed_bound_names[N_SPEED_BOUNDS] = {"the drive", "memory", "computing"};
@@ -63,7 +62,7 @@ double speed_layer_seconds(const struct speed_machine *m, const struct speed_mod
     if (left > 0 && waiting > seconds)
         seconds = waiting;
     /* A request of more experts than are read ahead has no slots to spare for guesses. */
-    int may_guess = setup->guesses != GUESSES_NEVER && left <= FETCH_AHEAD_BYTES + model->expert_bytes;
+    int may_guess = setup->guesses != GUESSES_NEVER && left <= EXPERT_AHEAD_BYTES + model->expert_bytes;
     double idle = may_guess && seconds > drive + m->drive_latency_seconds ? seconds - drive - m->drive_latency_seconds : 0;
     *ahead_bytes = GUESS_RECALL * idle * m->drive_bytes_per_second;
     return seconds;
