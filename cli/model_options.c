@@ -12,15 +12,13 @@ enum status cli_model_plan(struct model *m, const struct cli_model_options *o, s
     enum status status = memory_plan_limit((uint64_t)o->memory, &budget->limit, err);
     if (status)
         return status;
-    struct budget without_experts = *budget;
+    struct budget empty = *budget;
     model_budget(m, budget);
-    status = memory_plan_experts(plan, budget, m->source, 0, layers, &o->experts, err);
-    if (status || o->chunk)
-        return status;
-    /* Each expert is read once for all rows of a set, from the drive or from RAM, so long ones are better. */
-    model_set_max_rows(m, memory_plan_prefill_rows(budget->limit, model_prefill_bytes, m->config, PREFILL_ROWS_MAX));
-    *budget = without_experts;
-    model_budget(m, budget);
+    if (!o->chunk) { /* each expert is read once for all rows of a set, from the drive or from RAM, so long ones are better */
+        model_set_max_rows(m, memory_plan_prefill_rows(budget, model_prefill_bytes, m->config, PREFILL_ROWS_MAX));
+        *budget = empty;
+        model_budget(m, budget);
+    }
     return memory_plan_experts(plan, budget, m->source, 0, layers, &o->experts, err);
 }
 

@@ -142,22 +142,27 @@ static uint64_t set_bytes(const struct model_config *config, int rows)
 
 /* Where experts stream, a prompt's rows go through a layer together, as many as the memory allows and the coordinator sends in a chunk: reading each expert once for all of them
  * is what its speed depends on (docs/PERFORMANCE.md, "Prompts"). */
-static int set_rows(const struct compute_thread *c, const Hearth__Assign *a)
+static int set_rows(const struct compute_thread *c, const Hearth__Assign *a, const struct stage_forward_sizes *sizes)
 {
-    uint64_t limit;
+    struct budget others = {0};
     struct error ignored;
-    if (!weights_source_pack(c->source) || a->chunk_rows_max <= UNIT_ROWS_MAX || memory_plan_limit((uint64_t)c->options->memory, &limit, &ignored))
+    if (!weights_source_pack(c->source) || a->chunk_rows_max <= UNIT_ROWS_MAX ||
+        memory_plan_limit((uint64_t)c->options->memory, &others.limit, &ignored))
         return 0;
-    return memory_plan_prefill_rows(limit, set_bytes, weights_source_config(c->source), (int)a->chunk_rows_max);
+    budget_add(&others, "weights", stage_weights_dense_bytes(c->source, (int)a->layer_begin, (int)a->layer_end), NULL);
+    stage_forward_budget(&others, c->source, (int)a->layer_begin, (int)a->layer_end, sizes);
+    budget_add(&others, "runtime", RUNTIME_BYTES, NULL);
+    return memory_plan_prefill_rows(&others, set_bytes, weights_source_config(c->source), (int)a->chunk_rows_max);
 }
 
 /* Weights and caches for the range; weights of the same range are kept. */
 static enum status prepare_engine(struct compute_thread *c, const Hearth__Assign *a, struct error *err)
 {
     int begin = (int)a->layer_begin, end = (int)a->layer_end;
-    struct stage_forward_sizes sizes = {(int)a->max_positions, (int)a->max_sequences, (int)a->max_rows_in_flight, UNIT_ROWS_MAX, set_rows(c, a)};
+    struct stage_forward_sizes sizes = {(int)a->max_positions, (int)a->max_sequences, (int)a->max_rows_in_flight, UNIT_ROWS_MAX, 0};
     int has_weights = c->weights.source && c->weights.layer_begin == begin && c->weights.layer_end == end;
     struct memory_plan plan = {0};
+    sizes.set_rows_max = set_rows(c, a, &sizes);
     if (c->weights.source && !has_weights)
         stage_weights_release(&c->weights);
     enum status status = plan_memory(c, begin, end, &sizes, has_weights, &plan, err);

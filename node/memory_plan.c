@@ -89,11 +89,13 @@ enum status memory_plan_experts(struct memory_plan *plan, struct budget *budget,
     return plan_slots(plan, budget, source, begin, end, o, err);
 }
 
-int memory_plan_prefill_rows(uint64_t limit, uint64_t (*bytes)(const struct model_config *config, int rows),
+int memory_plan_prefill_rows(const struct budget *others, uint64_t (*bytes)(const struct model_config *config, int rows),
                              const struct model_config *config, int rows_max)
 {
+    uint64_t used = budget_sum(others), room = others->limit > used ? others->limit - used : 0;
+    uint64_t most = room / 4 < others->limit / 16 ? room / 4 : others->limit / 16;
     int rows = 64;
-    while (rows * 2 <= rows_max && bytes(config, rows * 2) <= limit / 16)
+    while (rows * 2 <= rows_max && bytes(config, rows * 2) <= most)
         rows *= 2;
     return rows;
 }

@@ -24,11 +24,12 @@ enum status memory_plan_limit(uint64_t asked, uint64_t *limit, struct error *err
 enum status memory_plan_experts(struct memory_plan *plan, struct budget *budget, const struct weights_source *source, int layer_begin,
                                 int layer_end, const struct expert_options *options, struct error *err);
 
-/* Rows of a prompt that go through a layer together: as many as a sixteenth of the limit holds (row_bytes each), a power of two from 64 to
- * rows_max. Longer is better as long as reading all experts of a layer takes longer than computing the rows: 5 GB at 3.5 GB/s against 2,048
- * rows of GLM-5.2 at 300 GMAC/s, 1.5 s and 2 s; hence PREFILL_ROWS_MAX. */
+/* Rows of a prompt that go through a layer together: as many as a sixteenth of the limit and a quarter of what the accounts of `others`
+ * (all but experts and these rows) leave of it will hold, a power of two from 64 to rows_max. Longer is better as long as reading all
+ * experts of a layer takes longer than computing the rows: 5 GB at 3.5 GB/s against 2,048 rows of GLM-5.2 at 300 GMAC/s, 1.5 s and 2 s;
+ * hence PREFILL_ROWS_MAX. */
 enum { PREFILL_ROWS_MAX = 2048 };
-int memory_plan_prefill_rows(uint64_t limit, uint64_t (*bytes)(const struct model_config *config, int rows),
+int memory_plan_prefill_rows(const struct budget *others, uint64_t (*bytes)(const struct model_config *config, int rows),
                              const struct model_config *config, int rows_max);
 
 /* One line per account, and what was decided. */
