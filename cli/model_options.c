@@ -15,7 +15,8 @@ enum status cli_model_plan(struct model *m, const struct cli_model_options *o, s
     struct budget empty = *budget;
     model_budget(m, budget);
     if (!o->chunk) { /* each expert is read once for all rows of a set, from the drive or from RAM, so long ones are better */
-        model_set_max_rows(m, memory_plan_prefill_rows(budget, model_prefill_bytes, m->config, PREFILL_ROWS_MAX));
+        model_set_max_rows(
+            m, memory_plan_prefill_rows(budget, model_prefill_bytes, m->config, memory_plan_useful_rows(m->source, &o->experts)));
         *budget = empty;
         model_budget(m, budget);
     }

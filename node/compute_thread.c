@@ -140,7 +140,7 @@ static uint64_t set_bytes(const struct model_config *config, int rows)
     return layer_pass_bytes(config, rows);
 }
 
-/* Where experts stream, a prompt's rows go through a layer together, as many as the memory allows and the coordinator sends in a chunk: reading each expert once for all of them
+/* Where experts stream, a prompt's rows go through a layer together, as many as the memory allows, pay, and the coordinator sends in a chunk: reading each expert once for all of them
  * is what its speed depends on (docs/PERFORMANCE.md, "Prompts"). */
 static int set_rows(const struct compute_thread *c, const Hearth__Assign *a, const struct stage_forward_sizes *sizes)
 {
@@ -152,7 +152,8 @@ static int set_rows(const struct compute_thread *c, const Hearth__Assign *a, con
     budget_add(&others, "weights", stage_weights_dense_bytes(c->source, (int)a->layer_begin, (int)a->layer_end), NULL);
     stage_forward_budget(&others, c->source, (int)a->layer_begin, (int)a->layer_end, sizes);
     budget_add(&others, "runtime", RUNTIME_BYTES, NULL);
-    return memory_plan_prefill_rows(&others, set_bytes, weights_source_config(c->source), (int)a->chunk_rows_max);
+    int useful = memory_plan_useful_rows(c->source, &c->options->experts), most = (int)a->chunk_rows_max;
+    return memory_plan_prefill_rows(&others, set_bytes, weights_source_config(c->source), useful < most ? useful : most);
 }
 
 /* Weights and caches for the range; weights of the same range are kept. */

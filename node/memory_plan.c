@@ -1,13 +1,19 @@
 #include "node/memory_plan.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include "common/log.h"
+#include "common/memory.h"
+#include "model/part_layout.h"
 #include "model/resident_experts.h"
 #include "node/expert_slots.h"
 #include "node/expert_store.h"
+#include "node/machine_profile.h"
+
+enum { BATCH_ROWS = 8 }; /* rows at which kernels were measured: more share a weight no better */
 
 /* Pages that this process holds, in bytes; 0 where /proc is not there. */
 static uint64_t held_bytes(void)
@@ -97,6 +103,52 @@ int memory_plan_prefill_rows(const struct budget *others, uint64_t (*bytes)(cons
     int rows = 64;
     while (rows * 2 <= rows_max && bytes(config, rows * 2) <= most)
         rows *= 2;
+    return rows;
+}
+
+/* rows * top_k / 8 groups of 8 rows through experts against n_experts to read: the size of an expert cancels out. */
+int memory_plan_balanced_rows(double read_rate, double matmul_rate, int n_experts, int top_k)
+{
+    double balanced = BATCH_ROWS * (double)n_experts / top_k * matmul_rate / read_rate;
+    int rows = 64;
+    while (rows < PREFILL_ROWS_MAX && rows < balanced)
+        rows *= 2;
+    return rows;
+}
+
+static double drives_rate(const struct machine_profile *profile)
+{
+    double sum = 0;
+    for (int i = 0; i < profile->n_stores; i++) {
+        double best = 0;
+        for (int depth = 0; depth < PROFILE_DEPTHS; depth++)
+            best = profile->stores[i].bytes_per_second[depth] > best ? profile->stores[i].bytes_per_second[depth] : best;
+        sum += best;
+    }
+    return sum;
+}
+
+int memory_plan_useful_rows(const struct weights_source *source, const struct expert_options *options)
+{
+    const struct model_config *c = weights_source_config(source);
+    struct machine_profile *profile = xcalloc(1, sizeof *profile);
+    struct emulated_drive drive = {0};
+    struct error ignored;
+    struct part_layout layout;
+    int rows = PREFILL_ROWS_MAX, layer = 0;
+    while (layer < c->n_layers && !c->is_sparse[layer])
+        layer++;
+    if (layer < c->n_layers && !machine_profile_load(profile, NULL, &ignored) && machine_profile_is_of_this_machine(profile) &&
+        !profile->is_disturbed) {
+        weights_source_layout(source, PART_EXPERTS, layer, &layout);
+        const struct profile_matmul *matmul = machine_profile_matmul(profile, format_info(layout.tensors[0].format)->name, BATCH_ROWS);
+        double read = drives_rate(profile);
+        if (!emulated_drive_parse(options->emulate_disk, &drive, &ignored) && drive.bytes_per_second > 0)
+            read = drive.bytes_per_second;
+        if (matmul && read > 0)
+            rows = memory_plan_balanced_rows(read, matmul->bytes_per_second, c->n_experts, c->top_k);
+    }
+    free(profile);
     return rows;
 }
 

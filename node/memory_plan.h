@@ -25,12 +25,19 @@ enum status memory_plan_experts(struct memory_plan *plan, struct budget *budget,
                                 int layer_end, const struct expert_options *options, struct error *err);
 
 /* Rows of a prompt that go through a layer together: as many as a sixteenth of the limit and a quarter of what the accounts of `others`
- * (all but experts and these rows) leave of it will hold, a power of two from 64 to rows_max. Longer is better as long as reading all
- * experts of a layer takes longer than computing the rows: 5 GB at 3.5 GB/s against 2,048 rows of GLM-5.2 at 300 GMAC/s, 1.5 s and 2 s;
- * hence PREFILL_ROWS_MAX. */
+ * (all but experts and these rows) leave of it will hold, a power of two from 64 to rows_max. */
 enum { PREFILL_ROWS_MAX = 2048 };
 int memory_plan_prefill_rows(const struct budget *others, uint64_t (*bytes)(const struct model_config *config, int rows),
                              const struct model_config *config, int rows_max);
+
+/* How many rows are worth going together: longer sets read less as long as reading all experts of a layer takes longer than computing the
+ * rows. From the drives and the kernels that `hearth probe` measured on this machine (or the drive that options emulates); PREFILL_ROWS_MAX
+ * while nothing was measured. */
+int memory_plan_useful_rows(const struct weights_source *source, const struct expert_options *options);
+
+/* The same from rates: read_rate of all drives together, matmul_rate of the experts' format at 8 rows, both in bytes of weights a second. A
+ * power of two from 64 to PREFILL_ROWS_MAX. */
+int memory_plan_balanced_rows(double read_rate, double matmul_rate, int n_experts, int top_k);
 
 /* One line per account, and what was decided. */
 void memory_plan_log(const struct memory_plan *plan, const struct budget *budget);

@@ -224,6 +224,40 @@ static void what_may_not_be_locked_is_refused_before_it_is_tried(void **state)
     assert_int_equal(WEXITSTATUS(status), 0);
 }
 
+/* The longer reading all experts takes against computing a row, the longer the sets; sizes of experts and models cancel out. */
+static void sets_are_as_long_as_reading_outweighs_computing(void **state)
+{
+    (void)state;
+    assert_int_equal(memory_plan_balanced_rows(3.5e9, 20e9, 256, 8), 2048); /* GLM-5.2: balanced at 1,463 rows */
+    assert_int_equal(memory_plan_balanced_rows(7e9, 20e9, 256, 8), 1024);
+    assert_int_equal(memory_plan_balanced_rows(14e9, 10e9, 64, 8), 64);
+    assert_int_equal(memory_plan_balanced_rows(1e6, 20e9, 256, 8), PREFILL_ROWS_MAX);
+    assert_int_equal(memory_plan_balanced_rows(1e12, 1e9, 8, 8), 64);
+}
+
+static uint64_t a_megabyte_a_row(const struct model_config *config, int rows)
+{
+    (void)config;
+    return (uint64_t)rows << 20;
+}
+
+/* Rows of a set once took the memory that the last two experts needed. */
+static void sets_leave_three_quarters_of_what_is_free_to_experts(void **state)
+{
+    (void)state;
+    for (uint64_t limit = UINT64_C(1) << 30; limit < UINT64_C(1) << 40; limit *= 2)
+        for (int sixteenths = 0; sixteenths <= 18; sixteenths++) {
+            struct budget others = {.limit = limit};
+            budget_add(&others, "others", limit / 16 * (uint64_t)sixteenths, NULL);
+            uint64_t used = budget_sum(&others), room = limit > used ? limit - used : 0;
+            int rows = memory_plan_prefill_rows(&others, a_megabyte_a_row, NULL, 512);
+            assert_true(rows >= 64 && rows <= 512 && (rows & (rows - 1)) == 0);
+            uint64_t bytes = a_megabyte_a_row(NULL, rows), twice = 2 * bytes;
+            assert_true(rows == 64 || (bytes <= room / 4 && bytes <= limit / 16));
+            assert_true(rows == 512 || twice > room / 4 || twice > limit / 16);
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -236,6 +270,8 @@ int main(void)
         cmocka_unit_test(a_range_of_dense_layers_has_no_experts_to_plan_for),
         cmocka_unit_test(more_than_the_machine_has_is_refused),
         cmocka_unit_test(what_may_not_be_locked_is_refused_before_it_is_tried),
+        cmocka_unit_test(sets_are_as_long_as_reading_outweighs_computing),
+        cmocka_unit_test(sets_leave_three_quarters_of_what_is_free_to_experts),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
