@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "common/sockets.h"
 #include "coordinator/http_internal.h"
 
 /* A head larger than http_limits.head_bytes_max but within this gets our own 431, beyond it the library's. The same pool holds the read
@@ -141,16 +142,6 @@ static int is_loopback(const struct sockaddr *address)
     return IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)(const void *)address)->sin6_addr);
 }
 
-static int port_of(int fd)
-{
-    struct sockaddr_storage address = {0};
-    socklen_t length = sizeof address;
-    if (getsockname(fd, (struct sockaddr *)&address, &length))
-        return 0;
-    return ntohs(address.ss_family == AF_INET ? ((struct sockaddr_in *)(void *)&address)->sin_port
-                                              : ((struct sockaddr_in6 *)(void *)&address)->sin6_port);
-}
-
 static enum status open_listener(struct http_server *server, struct error *err)
 {
     const char *address = server->config.bind_address ? server->config.bind_address : "127.0.0.1";
@@ -166,7 +157,7 @@ static enum status open_listener(struct http_server *server, struct error *err)
         bind(server->listen_fd, found->ai_addr, found->ai_addrlen) || listen(server->listen_fd, 256))
         status = error_errno(err, STATUS_IO, "http: cannot listen on %s port %d", address, server->config.port);
     server->names = (struct http_names){is_loopback(found->ai_addr), server->config.allowed_hosts, server->config.n_allowed_hosts};
-    server->port = status ? 0 : port_of(server->listen_fd);
+    server->port = status ? 0 : socket_port(server->listen_fd);
     freeaddrinfo(found);
     return status;
 }

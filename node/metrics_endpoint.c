@@ -2,7 +2,6 @@
 
 #include <microhttpd.h>
 #include <netdb.h>
-#include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +10,7 @@
 
 #include "common/log.h"
 #include "common/memory.h"
+#include "common/sockets.h"
 
 enum {
     CONNECTIONS_MAX = 8, /* who scrapes needs one */
@@ -63,16 +63,6 @@ static enum MHD_Result on_request(void *self, struct MHD_Connection *connection,
 
 /* ---- listening ---- */
 
-static int port_of(int fd)
-{
-    struct sockaddr_storage address = {0};
-    socklen_t length = sizeof address;
-    if (getsockname(fd, (struct sockaddr *)&address, &length))
-        return 0;
-    return ntohs(address.ss_family == AF_INET ? ((struct sockaddr_in *)(void *)&address)->sin_port
-                                              : ((struct sockaddr_in6 *)(void *)&address)->sin6_port);
-}
-
 /* Splits "HOST:PORT", "[HOST]:PORT"; host and port point into text. 0: it is neither. */
 static int split(char *text, const char **host, const char **port)
 {
@@ -120,7 +110,7 @@ static enum status open_at(struct metrics_endpoint **out, const char *address, s
         return status;
     struct metrics_endpoint *endpoint = xcalloc(1, sizeof *endpoint);
     endpoint->metrics = metrics;
-    endpoint->port = port_of(fd);
+    endpoint->port = socket_port(fd);
     endpoint->daemon = MHD_start_daemon(MHD_USE_AUTO | MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_ITC, 0, NULL, NULL, on_request, endpoint,
                                         MHD_OPTION_LISTEN_SOCKET, fd, MHD_OPTION_CONNECTION_LIMIT, (unsigned)CONNECTIONS_MAX,
                                         MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)TIMEOUT_S, MHD_OPTION_CONNECTION_MEMORY_LIMIT,

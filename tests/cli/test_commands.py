@@ -13,9 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kindling import pack, vendor  # noqa: F401 (fixtures)
+
 ROOT = Path(__file__).resolve().parents[2]
 HEARTH = os.environ.get("HEARTH", str(ROOT / "build/release/cli/hearth"))
-COMMANDS = ["convert", "synth", "inspect", "run", "chat", "status", "keys new", "keys show", "keys trust", "doctor", "probe", "bench kernels", "bench cache", "bench disk",
+COMMANDS = ["convert", "synth", "inspect", "run", "chat", "status", "keys new", "keys show", "keys trust", "doctor", "probe", "plan", "bench kernels", "bench cache", "bench disk",
             "bench experts", "tokenize", "render", "logits"]
 
 
@@ -32,20 +34,6 @@ def read_safetensors(path):
     kinds = {"F32": np.float32, "I32": np.int32, "U8": np.uint8}
     return {k: np.frombuffer(data, kinds[v["dtype"]], offset=8 + n + v["data_offsets"][0], count=int(np.prod(v["shape"], dtype=int))).reshape(v["shape"])
             for k, v in json.loads(data[8:8 + n]).items() if k != "__metadata__"}
-
-
-@pytest.fixture(scope="module")
-def vendor(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model") / "kindling"
-    shutil.copytree(ROOT / "models/kindling", folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def pack(vendor):
-    out = vendor.parent / "int4"
-    hearth("convert", vendor, out, "--precision", "int4")
-    return out
 
 
 def test_help_lists_every_command_and_its_options():

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from kindling import pack, vendor  # noqa: F401 (fixtures)
+
 ROOT = Path(__file__).resolve().parents[2]
 HEARTH = os.environ.get("HEARTH", str(ROOT / "build/release/cli/hearth"))
 MACHINE = ["cpu", "cpu governor", "memory", "memory cgroup", "locked memory", "huge pages", "swap", "io_uring", "open files", "clock", "state directory"]
@@ -25,20 +27,6 @@ def hearth(*arguments, state, code=0, **kw):
     done = subprocess.run([HEARTH, *map(str, arguments)], capture_output=True, text=True, timeout=120, env={**os.environ, "XDG_STATE_HOME": str(state)}, **kw)
     assert done.returncode == code, done.stdout + done.stderr
     return done
-
-
-@pytest.fixture(scope="module")
-def vendor(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model") / "kindling"
-    shutil.copytree(ROOT / "models/kindling", folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def pack(vendor):
-    out = vendor.parent / "int4"
-    subprocess.run([HEARTH, "convert", vendor, out, "--precision", "int4"], check=True, capture_output=True)
-    return out
 
 
 def names(stdout):

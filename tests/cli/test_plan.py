@@ -3,12 +3,12 @@
 Packs are made of kindling. Rates of the machine are never compared with anything: other programs may use it."""
 import json
 import os
-import re
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from kindling import pack, vendor  # noqa: F401 (fixtures)
 
 ROOT = Path(__file__).resolve().parents[2]
 HEARTH = os.environ.get("HEARTH", str(ROOT / "build/release/cli/hearth"))
@@ -25,14 +25,6 @@ def hearth(*arguments, ok=True, home=None):
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
     return tmp_path_factory.mktemp("state")
-
-
-@pytest.fixture(scope="module")
-def pack(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    shutil.copytree(ROOT / "models/kindling", folder / "kindling")
-    hearth("convert", folder / "kindling", folder / "int4", "--precision", "int4")
-    return folder / "int4"
 
 
 @pytest.fixture(scope="module")

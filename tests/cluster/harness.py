@@ -12,6 +12,7 @@ import urllib.request
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("HEARTH_BUILD", ROOT / "build/release"))
@@ -28,6 +29,14 @@ def run(*command, ok=True, timeout=120):
     done = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=timeout)
     assert not ok or done.returncode == 0, done.stderr
     return done
+
+
+@pytest.fixture(scope="module")
+def pack(tmp_path_factory):
+    """The int4 pack of kindling, for those who import it."""
+    folder = tmp_path_factory.mktemp("models")
+    run(HEARTH, "convert", ROOT / "models/kindling", folder / "int4", "--precision", "int4")
+    return folder / "int4"
 
 
 def read_safetensors(path):

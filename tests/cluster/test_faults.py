@@ -9,16 +9,9 @@ import time
 
 import pytest
 
-from harness import HEARTH, ROOT, Cluster, copy_model, run
+from harness import HEARTH, ROOT, Cluster, pack, run  # noqa: F401 (pack is a fixture)
 
 QUESTION = "Tell me a story about a fox."
-
-
-@pytest.fixture(scope="module")
-def pack(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
-    run(HEARTH, "convert", ROOT / "models/kindling", folder / "int4", "--precision", "int4")
-    return folder / "int4"
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import urllib.request
 
 import pytest
 
-from harness import HEARTH, NODE, ROOT, Cluster, run
+from harness import NODE, Cluster, pack, run  # noqa: F401 (pack is a fixture)
 
 SAMPLE = re.compile(r'([a-z_][a-z0-9_]*)(?:\{((?:[a-z_]+="(?:[^"\\\n]|\\["\\n])*",?)*)\})? (\S+)')
 
@@ -43,13 +43,6 @@ def get(cluster, name, path="/metrics", method="GET"):
             return r.status, r.read().decode()
     except urllib.error.HTTPError as e:
         return e.code, e.read().decode()
-
-
-@pytest.fixture(scope="module")
-def pack(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models") / "int4"
-    run(HEARTH, "convert", ROOT / "models/kindling", folder, "--precision", "int4")
-    return folder
 
 
 @pytest.fixture(scope="module")

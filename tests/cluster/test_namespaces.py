@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from harness import HEARTH, ROOT, Cluster, run
+from harness import Cluster, pack  # noqa: F401 (pack is a fixture)
 from test_faults import QUESTION, Asking, answer, wait_running
 from test_same_bytes import kindling_tokens, one_process
 
@@ -45,13 +45,6 @@ def hosts():
         for name in names:
             subprocess.run(["ip", "netns", "del", namespace(name)], capture_output=True)
         subprocess.run(["ip", "link", "del", BRIDGE], capture_output=True)
-
-
-@pytest.fixture(scope="module")
-def pack(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
-    run(HEARTH, "convert", ROOT / "models/kindling", folder / "int4", "--precision", "int4")
-    return folder / "int4"
 
 
 @pytest.fixture

@@ -17,16 +17,7 @@ static char *root;
 
 static void put(const char *path, const char *text)
 {
-    char full[512];
-    struct error err;
-    snprintf(full, sizeof full, "%s/%s", root, path);
-    *strrchr(full, '/') = 0;
-    assert_int_equal(paths_make_dirs(full, &err), STATUS_OK);
-    full[strlen(full)] = '/';
-    FILE *file = fopen(full, "w");
-    assert_non_null(file);
-    fputs(text, file);
-    assert_int_equal(fclose(file), 0);
+    temporary_write(root, path, text);
 }
 
 static int set_up(void **state)

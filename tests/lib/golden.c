@@ -11,6 +11,7 @@
 
 #include "common/json.h"
 #include "common/memory.h"
+#include "common/paths.h"
 
 const char *const tiny_names[] = {"tiny-share", "tiny-fp8", "tiny-glm5", "tiny-groups", "tiny-pattern", NULL};
 
@@ -103,6 +104,20 @@ void temporary_remove(char **folder)
     nftw(*folder, remove_one, 16, FTW_DEPTH | FTW_PHYS);
     free(*folder);
     *folder = NULL;
+}
+
+void temporary_write(const char *folder, const char *path, const char *text)
+{
+    char full[512];
+    struct error err;
+    snprintf(full, sizeof full, "%s/%s", folder, path);
+    *strrchr(full, '/') = 0;
+    if (paths_make_dirs(full, &err))
+        stop(full, err.text);
+    full[strlen(full)] = '/';
+    FILE *file = fopen(full, "w");
+    if (!file || fputs(text, file) < 0 || fclose(file))
+        stop(full, "cannot be written");
 }
 
 struct model *open_or_fail(const char *dir, const struct model_options *options)

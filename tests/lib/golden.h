@@ -33,6 +33,8 @@ const void *arrays_find(struct arrays *arrays, size_t shape[2], const char *form
 char *temporary_folder(void);
 char *temporary_copy(const char *folder);
 void temporary_remove(char **folder);
+/* A file with this text in the folder; the folders on the way to it are made. */
+void temporary_write(const char *folder, const char *path, const char *text);
 
 struct model *open_or_fail(const char *dir, const struct model_options *options);
 
