@@ -78,6 +78,7 @@ static void begin_attempt(struct record_read *r)
 {
     r->n_issued = r->n_landed = r->n_hashed = 0;
     r->landed = 0;
+    r->stores = 0;
 }
 
 void record_reads_queue(struct record_reads *io, struct record_read *r)
@@ -191,6 +192,19 @@ static void note_error(struct record_reads *io, struct record_read *r, enum stat
     }
 }
 
+static unsigned stores_with(const struct record_reads *io, const struct expert_file *file)
+{
+    unsigned there = 0;
+    for (int store = 0; store < io->config.files->n_stores; store++)
+        there |= file->fd[store] >= 0 ? 1u << store : 0;
+    return there;
+}
+
+static unsigned stores_without_failure(const struct record_reads *io, const struct record_read *r)
+{
+    return stores_with(io, r->file) & ~r->failed_stores;
+}
+
 static void settle(struct record_reads *io, struct record_read *r)
 {
     if (r->is_withdrawn && !r->n_out && r->state != RECORD_LOST) {
@@ -209,7 +223,7 @@ static void settle(struct record_reads *io, struct record_read *r)
         end_record(io, r, STATUS_OK);
         return;
     }
-    if (++r->attempt < ATTEMPTS) {
+    if (++r->attempt < ATTEMPTS || stores_without_failure(io, r)) {
         log_line(LOG_WARNING, "%s; reading it again", r->error.text);
         r->error.status = STATUS_OK;
         io->counters.retries++;
@@ -251,13 +265,14 @@ static struct piece *free_piece(struct record_reads *io)
     return NULL;
 }
 
-/* Drives that hold the file, without those that have failed the record unless there are no others. */
+/* Of drives that hold the file those that have not failed the record, or all when every one has. The second try and any after it read from one
+ * alone: of a wrong checksum nobody could say otherwise whose piece was wrong. */
 static unsigned stores_to_try(const struct record_reads *io, const struct record_read *r)
 {
-    unsigned there = 0;
-    for (int store = 0; store < io->config.files->n_stores; store++)
-        there |= r->file->fd[store] >= 0 ? 1u << store : 0;
-    return there & ~r->failed_stores ? there & ~r->failed_stores : there;
+    if (r->attempt && r->stores)
+        return r->stores;
+    unsigned good = stores_without_failure(io, r);
+    return good ? good : stores_with(io, r->file);
 }
 
 /* The least busy of these that has room; -1. */
@@ -286,6 +301,7 @@ static struct piece *next_piece(struct record_reads *io)
                                               .offset = expert_record_offset(r->file, r->expert) + at,
                                               .bytes = (uint32_t)(left < io->config.piece_bytes ? left : io->config.piece_bytes),
                                               .into = r->into + at};
+            r->stores |= 1u << store;
             piece->record = r;
             piece->number = r->n_issued++;
             piece->is_free = 0;
@@ -349,6 +365,8 @@ static void hash_landed(struct record_reads *io, struct record_read *r)
         if (++r->n_hashed < r->n_pieces || XXH3_64bits_digest(hash) == r->file->checksums[r->expert])
             continue;
         io->counters.checksum_errors++;
+        if (!(r->stores & (r->stores - 1)))
+            r->failed_stores |= r->stores; /* of pieces from several drives nobody knows whose was wrong */
         note_error(io, r, STATUS_CORRUPT, "does not match its checksum: the file or the drive is damaged");
     }
 }
@@ -357,7 +375,6 @@ static void on_piece(struct record_reads *io, struct piece *piece)
 {
     struct record_read *r = piece->record;
     char what[160];
-    int was_wrong = r->error.status != STATUS_OK;
     piece->is_free = 1;
     io->store_out[piece->read.store]--;
     if (!--io->n_out)
@@ -376,11 +393,9 @@ static void on_piece(struct record_reads *io, struct piece *piece)
             snprintf(what, sizeof what, "read of %u bytes at %llu in %s gave %d: the file has become shorter", piece->read.bytes,
                      (unsigned long long)piece->read.offset, io->config.files->store[piece->read.store], piece->read.result);
         note_error(io, r, STATUS_IO, what);
+        r->failed_stores |= 1u << piece->read.store;
     }
-    if (piece->read.result != (int32_t)piece->read.bytes || (r->error.status && !was_wrong))
-        r->failed_stores |=
-            1u << piece->read.store; /* of a checksum: the drive whose piece came last, which may be the wrong one of several */
-    r->n_out--;                      /* only now: while this thread hashes without the lock, the record must not look free */
+    r->n_out--; /* only now: while this thread hashes without the lock, the record must not look free */
     settle(io, r);
 }
 

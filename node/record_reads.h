@@ -1,6 +1,6 @@
 /* The I/O thread: takes whole expert records from the drives, in the order of their class, piece by piece at depth, and verifies each
- * before anyone sees it. A failed or short read, and a record that does not match its checksum, is tried once more, from another drive
- * where one has the file; then the read fails with a sentence that names file and record. A read that has not come back by its deadline
+ * before anyone sees it. A failed or short read, and a record that does not match its checksum, is tried once more, and where several drives
+ * have the file, from each that has not failed it, alone; then the read fails with a sentence that names file and record. A read that has not come back by its deadline
  * fails too; its memory stays taken until the drive answers.
  *
  * One mutex guards all records and whatever the owner puts beside it: record_reads_lock. */
@@ -35,7 +35,8 @@ struct record_read {
     int n_pieces, n_issued, n_landed, n_hashed, n_out; /* n_out: pieces that the reader has now */
     int attempt, is_withdrawn;
     uint64_t landed;        /* bit per piece */
-    unsigned failed_stores; /* bit per store that has failed it: the second try goes to others that have the file */
+    unsigned stores;        /* bit per store that pieces of this attempt came from */
+    unsigned failed_stores; /* bit per store that has failed it: further tries go to others that have the file */
     uint64_t order;
     struct error error;       /* status 0: none yet */
     struct record_read *next; /* of the queue */
