@@ -1,6 +1,8 @@
 """A cluster of real processes on this machine: hearth-coordinator and hearth-node with keys, on loopback or each in a network namespace of its own."""
+import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -19,10 +21,17 @@ BUILD = Path(os.environ.get("HEARTH_BUILD", ROOT / "build/release"))
 HEARTH, NODE, COORDINATOR = BUILD / "cli/hearth", BUILD / "node/hearth-node", BUILD / "coordinator/hearth-coordinator"
 
 
+LOW, HIGH = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+PORTS = [port for port in range(10000, 65000) if not LOW <= port <= HIGH]
+random.shuffle(PORTS)
+
+
 def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    """Never one that the kernel may give to a connection that goes out before the server is up (or while it restarts), and none twice."""
+    while True:
+        with socket.socket() as s, contextlib.suppress(OSError):
+            s.bind(("127.0.0.1", PORTS.pop()))
+            return s.getsockname()[1]
 
 
 def run(*command, ok=True, timeout=120):
