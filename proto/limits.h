@@ -19,6 +19,7 @@ enum {
     NAME_BYTES_MAX = 64,               /* node names: letters, digits, '-', '_', '.' */
     TEXT_BYTES_MAX = 1024,             /* sentences */
     ENDPOINT_BYTES_MAX = 128,
+    ROUTING_ID_BYTES_MAX = 64,         /* of a connection, chosen by its node */
     KEY_TEXT_BYTES = 40,               /* a CURVE key in Z85 */
     THREADS_WIRE_MAX = 4096,
     TEMPERATURE_MAX = 1000,

@@ -7,7 +7,7 @@
 #include "proto/limits.h"
 
 /* An encrypted frame is its content, a flag, a 16-byte authenticator, an 8-byte nonce and the 8 bytes of "\x07MESSAGE". */
-enum { CURVE_FRAME_BYTES = 33, ROUTING_ID_BYTES_MAX = 64 };
+enum { CURVE_FRAME_BYTES = 33 };
 
 /* Rows: at most N + 1 messages of a sequence are in flight (rule 15), and each may have 2 MiB. What does not fit waits in our own queue,
  * which is counted in bytes; ZeroMQ counts only messages. Control messages are small and come in bursts: one Commit and one Step a token

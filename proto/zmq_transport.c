@@ -14,35 +14,23 @@
 #include "common/clock.h"
 #include "common/log.h"
 #include "common/memory.h"
+#include "proto/peer_table.h"
 #include "proto/send_queue.h"
 #include "proto/sockets.h"
 #include "proto/wire_rules.h"
 #include "proto/zap.h"
 
 enum {
-    PEERS_MAX = 64,           /* connections of nodes that are remembered: four for each of STAGES_MAX */
-    PEERS_PER_KEY = 8,        /* one node's restarts cannot push the others out */
     DROPS_PER_CALL = 64,      /* of receive, so that a flood of rubbish cannot hold the caller */
     CONTROL_BEFORE_ROWS = 16, /* control messages go first, but not for ever */
     MONITOR_EVENTS_HWM = 4096,
     ENDPOINT_TEXT_BYTES = 256,
     RETRY_NS = 2000000, /* for what is queued */
 };
-_Static_assert(PEERS_MAX >= 4 * STAGES_MAX, "every stage may restart");
 
 /* ZeroMQ gives up on a connection for good after some protocol errors, and does not say so. A connecting socket that could not have sent
  * for this long is made anew. */
 #define STUCK_NS UINT64_C(5000000000)
-
-/* A process that spoke on the coordinator's control socket. */
-struct node_peer {
-    int number; /* 0: free */
-    uint8_t routing_id[64];
-    size_t routing_id_bytes;
-    char key[PEER_KEY_BYTES];
-    uint64_t last_ns;
-    struct send_queue queue;
-};
 
 /* A socket that connects, and what waits for it. */
 struct connection {
@@ -66,8 +54,7 @@ struct zmq_transport {
     struct connection next;
     char control_endpoint[ENDPOINT_TEXT_BYTES], row_endpoint[ENDPOINT_TEXT_BYTES];
     uint8_t routing_id[ROUTING_ID_BYTES];
-    struct node_peer *peers; /* [PEERS_MAX], coordinator only */
-    int n_peers_ever;
+    struct peer_table peers; /* coordinator only */
     int epoll_fd, again_fd, retry_fd;
     int control_streak;
     struct frames frames; /* the message that is out */
@@ -189,60 +176,7 @@ static void connection_tend(struct zmq_transport *t, struct connection *c, uint6
     }
 }
 
-/* ---- peers of the coordinator ---- */
-
-static struct node_peer *peer_by_number(struct zmq_transport *t, int number)
-{
-    if (!t->peers || number < PEER_FIRST_NODE)
-        return NULL;
-    struct node_peer *peer = &t->peers[(number - PEER_FIRST_NODE) % PEERS_MAX];
-    return peer->number == number ? peer : NULL;
-}
-
-/* Where a new peer goes: the longest silent entry of its key when that key has many, else a free one, else the longest silent of all. */
-static struct node_peer *peer_victim(struct zmq_transport *t, const char *key)
-{
-    struct node_peer *oldest = NULL, *oldest_of_key = NULL, *free_one = NULL;
-    int n_of_key = 0;
-    for (struct node_peer *p = t->peers; p < t->peers + PEERS_MAX; p++) {
-        if (!p->number) {
-            free_one = p;
-            continue;
-        }
-        if (!oldest || p->last_ns < oldest->last_ns)
-            oldest = p;
-        if (*key && !strcmp(p->key, key)) {
-            n_of_key++;
-            if (!oldest_of_key || p->last_ns < oldest_of_key->last_ns)
-                oldest_of_key = p;
-        }
-    }
-    return n_of_key >= PEERS_PER_KEY ? oldest_of_key : free_one ? free_one : oldest;
-}
-
-/* The peer of a routing id, new or known; NULL: the id belongs to another key. */
-static struct node_peer *peer_of(struct zmq_transport *t, const void *routing_id, size_t bytes, const char *key, uint64_t now_ns)
-{
-    struct node_peer *peer = NULL;
-    for (struct node_peer *p = t->peers; p < t->peers + PEERS_MAX && !peer; p++)
-        if (p->number && p->routing_id_bytes == bytes && !memcmp(p->routing_id, routing_id, bytes))
-            peer = p;
-    if (peer && strcmp(peer->key, key))
-        return NULL;
-    if (!peer) {
-        peer = peer_victim(t, key);
-        send_queue_clear(&peer->queue);
-        CHECK(bytes <= sizeof peer->routing_id);
-        /* the slot in the low part, a number that has never been used in the high one */
-        int turn = t->n_peers_ever++ & 0xffffff;
-        *peer = (struct node_peer){.number = PEER_FIRST_NODE + (int)(peer - t->peers) + PEERS_MAX * turn, .routing_id_bytes = bytes};
-        peer->queue.bytes_max = CONTROL_QUEUE_BYTES;
-        memcpy(peer->routing_id, routing_id, bytes);
-        memcpy(peer->key, key, PEER_KEY_BYTES);
-    }
-    peer->last_ns = now_ns;
-    return peer;
-}
+/* ---- peers ---- */
 
 static enum sent peer_push(struct zmq_transport *t, struct node_peer *p, const uint8_t *header, size_t header_bytes, const void *rows,
                            size_t rows_bytes)
@@ -265,7 +199,7 @@ static void peer_flush(struct zmq_transport *t, struct node_peer *p)
 static int peers_flush(struct zmq_transport *t)
 {
     unsigned n_queued = 0;
-    for (struct node_peer *p = t->peers; p && p < t->peers + PEERS_MAX; n_queued += p++->queue.n)
+    for (struct node_peer *p = t->peers.peers; p < t->peers.peers + PEERS_MAX; n_queued += p++->queue.n)
         peer_flush(t, p);
     return (int)n_queued;
 }
@@ -286,7 +220,7 @@ static enum status transport_send(struct transport *base, int peer_number, enum 
     CHECK(header_bytes && header_bytes <= HEADER_BYTES_MAX && rows_bytes <= ROW_MESSAGE_BYTES_MAX && (rows || !rows_bytes));
     CHECK(channel == CHANNEL_ROWS || !rows_bytes);
     struct connection *c = connection_of(t, peer_number, channel);
-    struct node_peer *p = channel == CHANNEL_CONTROL ? peer_by_number(t, peer_number) : NULL;
+    struct node_peer *p = channel == CHANNEL_CONTROL ? peer_table_by_number(&t->peers, peer_number) : NULL;
     struct send_queue *queue = c ? &c->queue : p ? &p->queue : NULL;
     enum sent sent = queue ? SENT_NOT_NOW : SENT_NO_PEER;
     if (c)
@@ -383,7 +317,7 @@ static int identify(struct zmq_transport *t, struct packet *packet, uint64_t now
         return 1;
     }
     const struct node_peer *peer =
-        peer_of(t, zmq_msg_data(&t->frames.routing_id), zmq_msg_size(&t->frames.routing_id), packet->key, now_ns);
+        peer_table_of(&t->peers, zmq_msg_data(&t->frames.routing_id), zmq_msg_size(&t->frames.routing_id), packet->key, now_ns);
     packet->peer = peer ? peer->number : 0;
     return peer != NULL;
 }
@@ -534,10 +468,8 @@ enum status zmq_transport_open(struct zmq_transport **out, const struct zmq_tran
         status = open_context(t, err);
     if (!status)
         status = bind_one(t, &t->rows_bound, SOCKET_ROWS_BOUND, o->row_endpoint, t->row_endpoint, err);
-    if (!status && o->role == ROLE_COORDINATOR) {
-        t->peers = xcalloc(PEERS_MAX, sizeof *t->peers);
+    if (!status && o->role == ROLE_COORDINATOR)
         status = bind_one(t, &t->control_bound, SOCKET_CONTROL_BOUND, o->control_endpoint, t->control_endpoint, err);
-    }
     if (!status && o->role == ROLE_NODE)
         status = connection_set(t, &t->coordinator, o->control_endpoint, o->coordinator_key, err);
     if (status)
@@ -570,8 +502,7 @@ void zmq_transport_close(struct zmq_transport **transport)
     connection_close(t, &t->next);
     send_queue_clear(&t->coordinator.queue);
     send_queue_clear(&t->next.queue);
-    for (int i = 0; t->peers && i < PEERS_MAX; i++)
-        send_queue_clear(&t->peers[i].queue);
+    peer_table_clear(&t->peers);
     close_bound(t, t->control_bound, t->monitors[0]);
     close_bound(t, t->rows_bound, t->monitors[1]);
     zap_close(&t->zap);
@@ -583,7 +514,6 @@ void zmq_transport_close(struct zmq_transport **transport)
         close(t->retry_fd);
     if (t->epoll_fd >= 0)
         close(t->epoll_fd);
-    free(t->peers);
     free(t->aligned);
     explicit_bzero(&t->keys, sizeof t->keys);
     free(t);
@@ -632,7 +562,7 @@ int zmq_transport_n_queued(const struct zmq_transport *t, int peer, enum channel
 {
     struct zmq_transport *self = (struct zmq_transport *)t;
     const struct connection *c = connection_of(self, peer, channel);
-    const struct node_peer *p = channel == CHANNEL_CONTROL ? peer_by_number(self, peer) : NULL;
+    const struct node_peer *p = channel == CHANNEL_CONTROL ? peer_table_by_number(&self->peers, peer) : NULL;
     return (int)(c ? c->queue.n : p ? p->queue.n : 0);
 }
 
