@@ -265,8 +265,8 @@ static struct piece *free_piece(struct record_reads *io)
     return NULL;
 }
 
-/* Of drives that hold the file those that have not failed the record, or all when every one has. The second try and any after it read from one
- * alone: of a wrong checksum nobody could say otherwise whose piece was wrong. */
+/* Of drives that hold the file those that have not failed the record, or all when every one has. The second try and any after it read from
+ * one alone: of a wrong checksum nobody could say otherwise whose piece was wrong. */
 static unsigned stores_to_try(const struct record_reads *io, const struct record_read *r)
 {
     if (r->attempt && r->stores)

@@ -1,7 +1,7 @@
 /* The I/O thread: takes whole expert records from the drives, in the order of their class, piece by piece at depth, and verifies each
- * before anyone sees it. A failed or short read, and a record that does not match its checksum, is tried once more, and where several drives
- * have the file, from each that has not failed it, alone; then the read fails with a sentence that names file and record. A read that has not come back by its deadline
- * fails too; its memory stays taken until the drive answers.
+ * before anyone sees it. A failed or short read, and a record that does not match its checksum, is tried once more, and where several
+ * drives have the file, from each that has not failed it, alone; then the read fails with a sentence that names file and record. A read
+ * that has not come back by its deadline fails too; its memory stays taken until the drive answers.
  *
  * One mutex guards all records and whatever the owner puts beside it: record_reads_lock. */
 #ifndef HEARTH_NODE_RECORD_READS_H
