@@ -16,6 +16,7 @@
 #include "coordinator/http_server.h"
 #include "coordinator/placement.h"
 #include "model/numeric_class.h"
+#include "proto/endpoint.h"
 #include "proto/zmq_transport.h"
 
 enum {
@@ -37,9 +38,9 @@ struct coordinator {
     struct http_server *http;
     struct outbox out;
     uint32_t connected_map; /* whose stage 0 rows go to */
-    char *bind_address, *api_key, *model_name, *hosts, *cors, *row_endpoint;
+    char *api_key, *model_name, *hosts, *cors, *row_endpoint;
     const char *host_list[LIST_MAX], *cors_list[LIST_MAX];
-    int n_hosts, n_cors, port;
+    int n_hosts, n_cors;
 };
 
 static volatile sig_atomic_t asked_to_stop;
@@ -91,13 +92,6 @@ static enum status open_keys(struct coordinator *c, struct error *err)
     return status ? status : trusted_keys_read(&c->trusted, o->trust, err);
 }
 
-/* "tcp://0.0.0.0:7601" with the address that nodes can reach. */
-static char *advertised(const char *bound, const char *host)
-{
-    const char *port = strrchr(bound, ':');
-    return host ? xasprintf("tcp://%s%s", host, port) : xstrdup(bound);
-}
-
 static enum status open_transport(struct coordinator *c, struct error *err)
 {
     const struct coordinator_options *o = c->options;
@@ -110,11 +104,7 @@ static enum status open_transport(struct coordinator *c, struct error *err)
     if (status)
         return status;
     zmq_transport_trust(c->transport, &c->trusted);
-    c->row_endpoint = advertised(zmq_transport_row_endpoint(c->transport), o->advertise);
-    if (strstr(c->row_endpoint, "//0.0.0.0:") || strstr(c->row_endpoint, "//*:"))
-        return error_set(err, STATUS_INVALID,
-                         "--rows binds every address: say with --advertise HOST under which the nodes reach this machine");
-    return STATUS_OK;
+    return endpoint_advertised(&c->row_endpoint, zmq_transport_row_endpoint(c->transport), o->advertise, err);
 }
 
 static enum status open_cluster(struct coordinator *c, struct error *err)
@@ -174,18 +164,9 @@ static enum status read_api_key(struct coordinator *c, struct error *err)
 static enum status open_http(struct coordinator *c, struct error *err)
 {
     const struct coordinator_options *o = c->options;
-    char rest;
-    c->bind_address = xstrdup(o->listen);
-    char *colon = strrchr(c->bind_address, ':');
-    if (!colon || sscanf(colon + 1, "%d%c", &c->port, &rest) != 1 || c->port < 0 || c->port > 65535)
-        return error_set(err, STATUS_INVALID, "--listen: '%s' is not ADDRESS:PORT", o->listen);
-    *colon = 0;
     enum status status = read_api_key(c, err);
     if (status)
         return status;
-    int is_loopback = !strncmp(c->bind_address, "127.", 4) || !strcmp(c->bind_address, "localhost") || !strcmp(c->bind_address, "::1");
-    if (!is_loopback && !c->api_key)
-        log_line(LOG_WARNING, "listening on %s without --api-key-file: whoever reaches it can ask", o->listen);
     c->hosts = o->hosts ? xstrdup(o->hosts) : NULL;
     c->cors = o->cors ? xstrdup(o->cors) : NULL;
     c->n_hosts = split(c->hosts, c->host_list);
@@ -196,8 +177,7 @@ static enum status open_http(struct coordinator *c, struct error *err)
     char *path = strndup(o->model, end), *slash = strrchr(path, '/');
     c->model_name = xstrdup(o->model_name ? o->model_name : slash ? slash + 1 : path);
     free(path);
-    struct http_server_config config = {.bind_address = c->bind_address,
-                                        .port = c->port,
+    struct http_server_config config = {.listen = o->listen,
                                         .api_key = c->api_key,
                                         .allowed_hosts = c->host_list,
                                         .n_allowed_hosts = c->n_hosts,
@@ -294,7 +274,6 @@ static void close_all(struct coordinator *c)
     tokenizer_close(&c->tokenizer);
     weights_source_close(&c->source);
     outbox_release(&c->out);
-    free(c->bind_address);
     free(c->api_key);
     free(c->model_name);
     free(c->hosts);
@@ -322,8 +301,9 @@ enum status coordinator_run(const struct coordinator_options *options, struct er
         status = open_http(c, err);
     if (!status) {
         log_line(LOG_INFO, "model %s, identity %s", c->model_name, weights_source_identity(c->source));
-        log_line(LOG_INFO, "nodes report to %s, results come to %s; clients ask at http://%s:%d/v1",
-                 zmq_transport_control_endpoint(c->transport), c->row_endpoint, c->bind_address, http_server_port(c->http));
+        log_line(LOG_INFO, "nodes report to %s, results come to %s; clients ask at http://%.*s:%d/v1",
+                 zmq_transport_control_endpoint(c->transport), c->row_endpoint, (int)(strrchr(options->listen, ':') - options->listen),
+                 options->listen, http_server_port(c->http));
         run_loop(c);
     }
     close_all(c);

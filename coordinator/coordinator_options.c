@@ -11,7 +11,7 @@ const struct option_row coordinator_option_rows[] = {
     {"nodes", OPTION_INT, AT(nodes), "3", 1, CLUSTER_NODES_MAX, .metavar = "N", .help = "how many nodes make the cluster complete"},
     {"layers", OPTION_TEXT, AT(layers), .metavar = "MAP",
      .help = "layer ranges by hand, \"desktop:0-6,laptop:6-10\"; default: split by bytes at legal cuts"},
-    {"listen", OPTION_TEXT, AT(listen), "127.0.0.1:8080", .metavar = "ADDRESS:PORT", .help = "where people and programs ask (HTTP)"},
+    {"listen", OPTION_TEXT, AT(listen), "127.0.0.1:8080", .metavar = "ADDRESS:PORT", .help = "where people and programs ask (HTTP); IPv6 in brackets"},
     {"control", OPTION_TEXT, AT(control), "tcp://0.0.0.0:7600", .metavar = "ENDPOINT", .help = "where nodes report"},
     {"rows", OPTION_TEXT, AT(rows), "tcp://0.0.0.0:7601", .metavar = "ENDPOINT", .help = "where the last stage sends results"},
     {"advertise", OPTION_TEXT, AT(advertise), .metavar = "HOST",

@@ -1,8 +1,6 @@
 /* Connections, their deadlines, and what the loop calls. */
 #include "coordinator/http_server.h"
 
-#include <netdb.h>
-#include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,12 +8,15 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "common/log.h"
 #include "common/sockets.h"
 #include "coordinator/http_internal.h"
 
 /* A head larger than http_limits.head_bytes_max but within this gets our own 431, beyond it the library's. The same pool holds the read
  * buffer. */
 enum { CONNECTION_POOL_FACTOR = 3 };
+
+enum { CONNECTIONS_WAITING = 256 }; /* in the kernel */
 
 /* How long the loop may sleep while connections exist: the precision of the deadlines below. */
 enum { SWEEP_MS = 100, SLEEP_MS_MAX = 1000 };
@@ -135,31 +136,17 @@ static struct http_limits with_defaults(struct http_limits l)
     return l;
 }
 
-static int is_loopback(const struct sockaddr *address)
-{
-    if (address->sa_family == AF_INET)
-        return ntohl(((const struct sockaddr_in *)(const void *)address)->sin_addr.s_addr) >> 24 == 127;
-    return IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)(const void *)address)->sin6_addr);
-}
-
 static enum status open_listener(struct http_server *server, struct error *err)
 {
-    const char *address = server->config.bind_address ? server->config.bind_address : "127.0.0.1";
-    char port[16];
-    snprintf(port, sizeof port, "%d", server->config.port);
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST | AI_NUMERICSERV | AI_PASSIVE}, *found;
-    int failure = getaddrinfo(address, port, &hints, &found), one = 1;
-    if (failure)
-        return error_set(err, STATUS_INVALID, "http: '%s' is not an address to listen on (%s)", address, gai_strerror(failure));
-    server->listen_fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    enum status status = STATUS_OK;
-    if (server->listen_fd < 0 || setsockopt(server->listen_fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) ||
-        bind(server->listen_fd, found->ai_addr, found->ai_addrlen) || listen(server->listen_fd, 256))
-        status = error_errno(err, STATUS_IO, "http: cannot listen on %s port %d", address, server->config.port);
-    server->names = (struct http_names){is_loopback(found->ai_addr), server->config.allowed_hosts, server->config.n_allowed_hosts};
-    server->port = status ? 0 : socket_port(server->listen_fd);
-    freeaddrinfo(found);
-    return status;
+    const char *address = server->config.listen ? server->config.listen : "127.0.0.1:0";
+    if (socket_listen(&server->listen_fd, address, CONNECTIONS_WAITING, err))
+        return error_wrap(err, "--listen");
+    server->port = socket_port(server->listen_fd);
+    server->names =
+        (struct http_names){socket_is_loopback(server->listen_fd), server->config.allowed_hosts, server->config.n_allowed_hosts};
+    if (!server->names.is_loopback && !server->config.api_key)
+        log_line(LOG_WARNING, "listening on %s without an API key (--api-key-file): whoever reaches it can ask", address);
+    return STATUS_OK;
 }
 
 static enum status start_daemon(struct http_server *server, struct error *err)

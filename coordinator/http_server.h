@@ -43,8 +43,7 @@ struct http_limits {
 
 /* All of it is borrowed and must outlive the server. */
 struct http_server_config {
-    const char *bind_address;         /* NULL: "127.0.0.1" */
-    int port;                         /* 0: the kernel chooses (http_server_port) */
+    const char *listen;               /* common/sockets.h; NULL: 127.0.0.1, any port (http_server_port) */
     const char *api_key;              /* NULL: none needed */
     const char *const *allowed_hosts; /* [n_allowed_hosts] names besides localhost, without port */
     int n_allowed_hosts;

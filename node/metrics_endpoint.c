@@ -1,11 +1,8 @@
 #include "node/metrics_endpoint.h"
 
 #include <microhttpd.h>
-#include <netdb.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include "common/log.h"
@@ -16,7 +13,6 @@ enum {
     CONNECTIONS_MAX = 8, /* who scrapes needs one */
     TIMEOUT_S = 5,       /* of a connection that says nothing */
     CONNECTION_BYTES = 8 << 10,
-    ADDRESS_BYTES_MAX = 128,
 };
 
 struct metrics_endpoint {
@@ -61,53 +57,13 @@ static enum MHD_Result on_request(void *self, struct MHD_Connection *connection,
     return answer(connection, MHD_HTTP_OK, text.bytes, text.length, MHD_RESPMEM_MUST_FREE);
 }
 
-/* ---- listening ---- */
-
-/* Splits "HOST:PORT", "[HOST]:PORT"; host and port point into text. 0: it is neither. */
-static int split(char *text, const char **host, const char **port)
-{
-    char *colon = strrchr(text, ':'), rest;
-    int number;
-    if (!colon || colon == text || sscanf(colon + 1, "%d%c", &number, &rest) != 1 || number < 0 || number > UINT16_MAX)
-        return 0;
-    *colon = 0;
-    *port = colon + 1;
-    *host = text;
-    if (*text == '[' && colon[-1] == ']') {
-        colon[-1] = 0;
-        *host = text + 1;
-    }
-    return **host && !strpbrk(*host, "[]");
-}
-
-static enum status listen_at(int *fd, const char *address, struct error *err)
-{
-    char text[ADDRESS_BYTES_MAX];
-    const char *host, *port;
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST | AI_NUMERICSERV | AI_PASSIVE}, *found;
-    int one = 1;
-    if ((size_t)snprintf(text, sizeof text, "%s", address) >= sizeof text || !split(text, &host, &port))
-        return error_set(err, STATUS_INVALID, "--metrics: '%s' is not HOST:PORT", address);
-    int failure = getaddrinfo(strcmp(host, "localhost") ? host : "127.0.0.1", port, &hints, &found);
-    if (failure)
-        return error_set(err, STATUS_INVALID, "--metrics: '%s' is not an address to listen on (%s)", host, gai_strerror(failure));
-    *fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    enum status status = STATUS_OK;
-    if (*fd < 0 || setsockopt(*fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) || bind(*fd, found->ai_addr, found->ai_addrlen) ||
-        listen(*fd, CONNECTIONS_MAX))
-        status = error_errno(err, STATUS_IO, "--metrics: cannot listen on %s", address);
-    freeaddrinfo(found);
-    if (status && *fd >= 0)
-        close(*fd);
-    return status;
-}
+/* ---- the server ---- */
 
 static enum status open_at(struct metrics_endpoint **out, const char *address, struct node_metrics *metrics, struct error *err)
 {
-    int fd = -1;
-    enum status status = listen_at(&fd, address, err);
-    if (status)
-        return status;
+    int fd;
+    if (socket_listen(&fd, address, CONNECTIONS_MAX, err))
+        return error_wrap(err, "--metrics");
     struct metrics_endpoint *endpoint = xcalloc(1, sizeof *endpoint);
     endpoint->metrics = metrics;
     endpoint->port = socket_port(fd);

@@ -10,7 +10,7 @@
 
 struct metrics_endpoint;
 
-/* address: "HOST:PORT" with a numeric host ("[::1]:7603") or "localhost", port 0: any that is free; "off": *out is NULL, nothing listens.
+/* address: as for socket_listen (common/sockets.h); "off": *out is NULL, nothing listens.
  * NULL: the default, and when that cannot be had (another node of this machine has it), a warning that says what to do, *out is NULL and
  * all is well; an address that was asked for and cannot be had is an error. metrics: borrowed until close. */
 enum status metrics_endpoint_open(struct metrics_endpoint **out, const char *address, struct node_metrics *metrics, struct error *err);

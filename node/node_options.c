@@ -20,7 +20,7 @@ const struct option_row node_option_rows[] = {
     EXPERT_OPTION_ROWS(struct node_options, experts),
     {"isa", OPTION_CHOICE, AT(isa), "auto", .choices = "auto|scalar|avx2|avx512", .metavar = "ISA",
      .help = "instruction set of the kernels; results do not depend on it"},
-    {"metrics", OPTION_TEXT, AT(metrics), .metavar = "HOST:PORT",
+    {"metrics", OPTION_TEXT, AT(metrics), .metavar = "ADDRESS:PORT",
      .help = "where GET /metrics is served (Prometheus), or off; default: 127.0.0.1:7603 if it is free"},
     {"slow-unit-ms", OPTION_INT, AT(slow_unit_ms), "0", 0, 10000, .metavar = "MS",
      .help = "for tests: every unit of work takes this much longer"},

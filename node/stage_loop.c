@@ -19,6 +19,7 @@
 #include "node/compute_thread.h"
 #include "node/metrics_endpoint.h"
 #include "node/node_metrics.h"
+#include "proto/endpoint.h"
 #include "proto/wire_rules.h"
 #include "proto/zmq_transport.h"
 
@@ -355,14 +356,7 @@ static enum status open_transport(struct node *n, struct error *err)
     enum status status = zmq_transport_open(&n->transport, &t, err);
     if (status)
         return status;
-    const char *bound = zmq_transport_row_endpoint(n->transport);
-    n->row_endpoint = o->advertise ? xasprintf("tcp://%s%s", o->advertise, strrchr(bound, ':')) : xstrdup(bound);
-    if (strstr(n->row_endpoint, "//0.0.0.0:") || strstr(n->row_endpoint, "//*:"))
-        return error_set(err, STATUS_INVALID,
-                         "--bind takes every address: say with --advertise HOST under which its neighbours reach this machine");
-    if (!wire_is_endpoint(n->row_endpoint))
-        return error_set(err, STATUS_INVALID, "--advertise: '%s' is no host name or address", o->advertise ? o->advertise : "");
-    return STATUS_OK;
+    return endpoint_advertised(&n->row_endpoint, zmq_transport_row_endpoint(n->transport), o->advertise, err);
 }
 
 static enum status open_metrics(struct node *n, struct error *err)

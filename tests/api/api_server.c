@@ -15,8 +15,8 @@
 #include "tests/api/local_cluster.h"
 
 struct options {
-    const char *model, *key, *host, *origin, *bind, *script;
-    int64_t port, context, sequences, queue, chunk, step_ms, fail_after, head_ms, body_ms, idle_ms, keep_alive_ms, stream_bytes,
+    const char *model, *key, *host, *origin, *listen, *script;
+    int64_t context, sequences, queue, chunk, step_ms, fail_after, head_ms, body_ms, idle_ms, keep_alive_ms, stream_bytes,
         socket_bytes, body_bytes, connections, drain_ms, default_max_new, threads;
     int logits, never_admits;
 };
@@ -31,9 +31,8 @@ static const struct option_row rows[] = {
     {"key", OPTION_TEXT, AT(key), .metavar = "KEY", .help = "API key"},
     {"host", OPTION_TEXT, AT(host), .metavar = "NAME", .help = "one more allowed host"},
     {"origin", OPTION_TEXT, AT(origin), .metavar = "ORIGIN", .help = "allowed origin"},
-    {"bind", OPTION_TEXT, AT(bind), "127.0.0.1", .metavar = "ADDRESS", .help = "address to listen on"},
+    {"listen", OPTION_TEXT, AT(listen), "127.0.0.1:0", .metavar = "ADDRESS:PORT", .help = "where to listen; port 0: any"},
     {"script", OPTION_TEXT, AT(script), .metavar = "FILE", .help = "JSON list of ids that every answer consists of"},
-    NUMBER("port", port, "0", "0: any"),
     NUMBER("context", context, "0", "positions of the model"),
     NUMBER("sequences", sequences, "4", "requests at once"),
     NUMBER("queue", queue, "16", "requests that wait"),
@@ -131,8 +130,7 @@ static enum status serve(const struct options *o, struct error *err)
         local.model = model;
         local.n_tokens = tokenizer_size(tokenizer);
         cluster = local_cluster_new(&local);
-        struct http_server_config config = {.bind_address = o->bind,
-                                            .port = (int)o->port,
+        struct http_server_config config = {.listen = o->listen,
                                             .api_key = o->key,
                                             .allowed_hosts = &o->host,
                                             .n_allowed_hosts = o->host != NULL,

@@ -136,7 +136,7 @@ def test_only_known_names_are_answered(start, host, status):
 
 
 def test_numbers_are_names_where_it_is_bound_to_the_network(start):
-    server = start("--bind", "0.0.0.0")
+    server = start("--listen", "0.0.0.0:0")
     assert server.request("GET", "/health", headers={"Host": "192.168.1.7:8000"}).status == 200
     assert server.request("GET", "/health", headers={"Host": "evil.example"}).status == 403
 

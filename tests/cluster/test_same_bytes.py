@@ -80,3 +80,19 @@ def test_random_weights_give_the_bytes_of_one_process(tmp_path, name, layers, pr
         assert cluster.logits(tokens, tmp_path / "cluster.safetensors") == want
     finally:
         cluster.stop()
+
+
+def test_ipv6_gives_the_bytes_of_one_process(models, tmp_path):
+    tokens = kindling_tokens(2)
+    want = one_process(models["int4"], tokens, tmp_path)
+    cluster = Cluster(tmp_path / "c", models["int4"], 2, hosts=dict.fromkeys(["coordinator", "n0", "n1"], ([], "[::1]")), allow_logits=True, advertise="::1")
+    try:
+        cluster.start_coordinator()
+        cluster.start_node("n0")
+        cluster.start_node("n1", "--bind", f"tcp://[::]:{cluster.ports['n1']}", "--advertise", "::1")
+        cluster.wait_ready()
+        assert cluster.logits(tokens, tmp_path / "cluster.safetensors") == want
+        assert cluster.metrics("n0")
+        assert "without an API key" not in cluster.log("coordinator") and f"http://[::1]:{cluster.http}/v1" in cluster.log("coordinator")
+    finally:
+        cluster.stop()
