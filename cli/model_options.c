@@ -4,32 +4,29 @@
 #include "node/expert_store.h"
 #include "node/memory_plan.h"
 
-enum status cli_model_plan(struct model *m, const struct cli_model_options *o, struct memory_plan *plan, struct budget *budget,
-                           struct error *err)
+enum status cli_model_plan(struct model *m, const struct cli_model_options *o, const char *profile, struct memory_plan *plan,
+                           struct budget *budget, struct error *err)
 {
-    int layers = config_layers_with_mtp(m->config);
-    *budget = (struct budget){0};
-    enum status status = memory_plan_limit((uint64_t)o->memory, &budget->limit, err);
-    if (status)
-        return status;
     struct budget empty = *budget;
     model_budget(m, budget);
     if (!o->chunk) { /* each expert is read once for all rows of a set, from the drive or from RAM, so long ones are better */
-        model_set_max_rows(
-            m, memory_plan_prefill_rows(budget, model_prefill_bytes, m->config, memory_plan_useful_rows(m->source, &o->experts)));
+        int useful = memory_plan_useful_rows(m->source, &o->experts, profile);
+        model_set_max_rows(m, memory_plan_prefill_rows(budget, model_prefill_bytes, m->config, useful));
         *budget = empty;
         model_budget(m, budget);
     }
-    return memory_plan_experts(plan, budget, m->source, 0, layers, &o->experts, err);
+    return memory_plan_experts(plan, budget, m->source, 0, config_layers_with_mtp(m->config), &o->experts, err);
 }
 
 /* Plans the memory, opens the expert store when experts are to stream, and loads the rest. */
 static enum status load(struct cli_model *m, const struct cli_model_options *o, struct error *err)
 {
-    struct budget budget;
+    struct budget budget = {0};
     struct memory_plan plan;
     int layers = config_layers_with_mtp(m->model->config);
-    enum status status = cli_model_plan(m->model, o, &plan, &budget, err);
+    enum status status = memory_plan_limit((uint64_t)o->memory, &budget.limit, err);
+    if (!status)
+        status = cli_model_plan(m->model, o, NULL, &plan, &budget, err);
     if (status)
         return status;
     memory_plan_log(&plan, &budget);

@@ -70,9 +70,11 @@ void cli_model_close(struct cli_model *model);
 /* What its expert store has done. 0: it has none. */
 int cli_model_experts(const struct cli_model *model, struct expert_stats *stats);
 
-/* What cli_model_open will put into memory, for a prepared model; chooses its rows of a set where --chunk does not say. */
+/* What cli_model_open will put into memory, for a prepared model; chooses its rows of a set where --chunk does not say. budget: empty, with
+ * its limit. profile: of the machine's drives and kernels, NULL: this one's own. */
 struct memory_plan;
 struct budget;
-enum status cli_model_plan(struct model *model, const struct cli_model_options *options, struct memory_plan *plan, struct budget *budget, struct error *err);
+enum status cli_model_plan(struct model *model, const struct cli_model_options *options, const char *profile, struct memory_plan *plan,
+                           struct budget *budget, struct error *err);
 
 #endif

@@ -198,7 +198,7 @@ static void print_speed(const struct plan *p)
     printf("  answer  %.2f tokens/s (%.1f ms a token, %.1f ms of them computing); %s bounds it\n", s->tokens_per_second,
            s->token_seconds * 1e3, s->computing_seconds * 1e3, speed_bound_names[s->bound]);
     printf("          %.2f tokens/s after %d positions\n", p->full.tokens_per_second, p->n_positions_full);
-    printf("  prompt  %.1f tokens/s over %d tokens in chunks of %d; %s bounds it\n", s->prompt_tokens_per_second, p->setup.prompt_rows,
+    printf("  prompt  %.1f tokens/s over %d tokens in sets of %d; %s bounds it\n", s->prompt_tokens_per_second, p->setup.prompt_rows,
            p->setup.chunk_rows, speed_bound_names[s->prompt_bound]);
     puts("\nWhat would help");
     for (int i = 0; i < p->n_advice; i++)
@@ -231,7 +231,7 @@ static void print_json(const struct plan *p)
                   kinds[p->hits.kind], "missed_bytes_per_token", s->missed_bytes, "tokens_per_second", s->tokens_per_second,
                   "tokens_per_second_full_context", p->full.tokens_per_second, "computing_seconds_per_token", s->computing_seconds, "bound",
                   speed_bound_names[s->bound], "prompt_tokens_per_second", s->prompt_tokens_per_second, "prompt_bound",
-                  speed_bound_names[s->prompt_bound], "chunk", p->setup.chunk_rows, "machine", machine, "advice", advice);
+                  speed_bound_names[s->prompt_bound], "set_rows", p->setup.chunk_rows, "machine", machine, "advice", advice);
     char *text = json_dumps(root, JSON_INDENT(2));
     puts(text);
     free(text);
@@ -251,13 +251,15 @@ static enum status predict(struct plan *p, const struct model *m, const struct p
     status = plan_machine_look(&p->machine, &request, err);
     if (!status) {
         const char *prefetch = o->model.experts.prefetch;
+        int prompt_rows = m->max_positions < PROMPT_ROWS ? m->max_positions : PROMPT_ROWS,
+            chunk_rows = m->max_rows < prompt_rows ? m->max_rows : prompt_rows;
         p->setup = (struct speed_setup){.guesses = !strcmp(prefetch, "off")  ? GUESSES_NEVER
                                                    : !strcmp(prefetch, "on") ? GUESSES_ALWAYS
                                                                              : GUESSES_WHERE_FASTER,
                                         .n_positions = SHORT_POSITIONS,
-                                        .prompt_rows = m->max_positions < PROMPT_ROWS ? m->max_positions : PROMPT_ROWS,
-                                        .chunk_rows = m->max_rows,
-                                        .chunk_experts = plan_hits_distinct(&p->hits, m->max_rows)};
+                                        .prompt_rows = prompt_rows,
+                                        .chunk_rows = chunk_rows,
+                                        .chunk_experts = plan_hits_distinct(&p->hits, chunk_rows)};
         p->setup = setup_with(p, p->memory.n_slots);
         p->speed = speed_plan(&p->machine.speed, &p->model, &p->setup);
         struct speed_setup full = p->setup;
@@ -293,15 +295,6 @@ static enum status find_limit(struct plan *p, const struct plan_options *o, stru
     return status;
 }
 
-/* The same calls as in cli_model_open, up to where it begins to allocate. */
-static enum status plan_memory(struct plan *p, const struct model *m, const struct plan_options *o, struct error *err)
-{
-    enum status status = find_limit(p, o, err);
-    if (status)
-        return status;
-    model_budget(m, &p->budget);
-    return memory_plan_experts(&p->memory, &p->budget, m->source, 0, config_layers_with_mtp(m->config), &o->model.experts, err);
-}
 
 static enum status run(const void *options, const char **arguments, int n_arguments, struct error *err)
 {
@@ -315,7 +308,9 @@ static enum status run(const void *options, const char **arguments, int n_argume
         return command_usage(err, "--model DIR is needed");
     enum status status = model_prepare(&model, o->model.dir, &how, err);
     if (!status)
-        status = plan_memory(&plan, model, o, err);
+        status = find_limit(&plan, o, err);
+    if (!status)
+        status = cli_model_plan(model, &o->model, o->profile, &plan.memory, &plan.budget, err);
     if (!status)
         status = predict(&plan, model, o, err);
     model_close(&model);

@@ -152,7 +152,7 @@ static int set_rows(const struct compute_thread *c, const Hearth__Assign *a, con
     budget_add(&others, "weights", stage_weights_dense_bytes(c->source, (int)a->layer_begin, (int)a->layer_end), NULL);
     stage_forward_budget(&others, c->source, (int)a->layer_begin, (int)a->layer_end, sizes);
     budget_add(&others, "runtime", RUNTIME_BYTES, NULL);
-    int useful = memory_plan_useful_rows(c->source, &c->options->experts), most = (int)a->chunk_rows_max;
+    int useful = memory_plan_useful_rows(c->source, &c->options->experts, NULL), most = (int)a->chunk_rows_max;
     return memory_plan_prefill_rows(&others, set_bytes, weights_source_config(c->source), useful < most ? useful : most);
 }
 

@@ -128,7 +128,7 @@ static double drives_rate(const struct machine_profile *profile)
     return sum;
 }
 
-int memory_plan_useful_rows(const struct weights_source *source, const struct expert_options *options)
+int memory_plan_useful_rows(const struct weights_source *source, const struct expert_options *options, const char *profile_path)
 {
     const struct model_config *c = weights_source_config(source);
     struct machine_profile *profile = xcalloc(1, sizeof *profile);
@@ -138,8 +138,8 @@ int memory_plan_useful_rows(const struct weights_source *source, const struct ex
     int rows = PREFILL_ROWS_MAX, layer = 0;
     while (layer < c->n_layers && !c->is_sparse[layer])
         layer++;
-    if (layer < c->n_layers && !machine_profile_load(profile, NULL, &ignored) && machine_profile_is_of_this_machine(profile) &&
-        !profile->is_disturbed) {
+    if (layer < c->n_layers && !machine_profile_load(profile, profile_path, &ignored) &&
+        (profile_path || machine_profile_is_of_this_machine(profile)) && !profile->is_disturbed) {
         weights_source_layout(source, PART_EXPERTS, layer, &layout);
         const struct profile_matmul *matmul = machine_profile_matmul(profile, format_info(layout.tensors[0].format)->name, BATCH_ROWS);
         double read = drives_rate(profile);

@@ -31,9 +31,9 @@ int memory_plan_prefill_rows(const struct budget *others, uint64_t (*bytes)(cons
                              const struct model_config *config, int rows_max);
 
 /* How many rows are worth going together: longer sets read less as long as reading all experts of a layer takes longer than computing the
- * rows. From the drives and the kernels that `hearth probe` measured on this machine (or the drive that options emulates); PREFILL_ROWS_MAX
- * while nothing was measured. */
-int memory_plan_useful_rows(const struct weights_source *source, const struct expert_options *options);
+ * rows. From the drives (or the one that options emulates) and the kernels that `hearth probe` measured: as the file `profile` says, whatever
+ * machine it is of, or with NULL this machine's own; PREFILL_ROWS_MAX while nothing was measured. */
+int memory_plan_useful_rows(const struct weights_source *source, const struct expert_options *options, const char *profile);
 
 /* The same from rates: read_rate of all drives together, matmul_rate of the experts' format at 8 rows, both in bytes of weights a second. A
  * power of two from 64 to PREFILL_ROWS_MAX. */

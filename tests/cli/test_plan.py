@@ -44,13 +44,27 @@ def plan(pack, home, *arguments):
     return json.loads(hearth("plan", "--model", pack, "--json", *arguments, home=home).stdout)
 
 
-@pytest.mark.parametrize("how", [["--slots", 40], ["--memory", "80M"], ["--memory", "80M", "--chunk", 512], ["--memory", "100M"], []])
-def test_the_plan_of_memory_is_that_of_a_run(pack, home, how):
-    said = plan(pack, home, "--context", 512, "--use-counts", "none", *how)
-    was = json.loads(hearth("bench", "experts", pack, "--context", 512, "--use-counts", "none", "--tokens", 1, "--warm", 0, "--json", *how).stdout)
+@pytest.mark.parametrize("context, how", [(512, ["--slots", 40]), (512, ["--memory", "80M"]), (512, ["--memory", "80M", "--chunk", 512]),
+                                          (512, ["--memory", "100M"]), (512, []), (4096, ["--memory", "98M"])])
+def test_the_plan_of_memory_is_that_of_a_run(pack, home, context, how):
+    said = plan(pack, home, "--context", context, "--use-counts", "none", *how)
+    was = json.loads(hearth("bench", "experts", pack, "--context", context, "--use-counts", "none", "--tokens", 1, "--warm", 0, "--json", *how).stdout)
     assert said["streams"] == (was["slots"] > 0) and said["experts"] == was["experts"]
     assert not said["streams"] or said["slots"] == was["slots"]
     assert sum(said["memory"].values()) == said["memory_bytes"] <= said["memory_limit"]
+
+
+def test_prompts_are_predicted_in_sets_as_long_as_a_run_makes_them(pack, home, profile, tmp_path):
+    def rows(*how):
+        return plan(pack, home, "--context", 4096, "--use-counts", "none", "--slots", 40, *how)["set_rows"]
+
+    assert rows() == 1024 and rows("--chunk", 64) == 64 and rows("--memory", "98M") == 256
+    fast = json.loads(profile.read_text()) | {"disturbed": False}
+    for read in fast["stores"][0]["read"]:
+        read["gb_per_s"] = 1000.0
+    (tmp_path / "fast.json").write_text(json.dumps(fast))
+    assert rows("--profile", tmp_path / "fast.json") == 64
+    assert rows("--profile", tmp_path / "fast.json", "--emulate-disk", "0.01,100") == 1024
 
 
 def test_what_a_run_refuses_is_refused_in_the_same_words(pack, home):
