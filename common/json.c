@@ -106,3 +106,17 @@ enum status json_get_bool(const json_t *object, const char *key, int fallback, i
     *out = json_is_true(value);
     return STATUS_OK;
 }
+
+json_t *json_sentence(const char *text)
+{
+    json_t *value = json_string(text);
+    if (value)
+        return value;
+    char *ascii = xstrdup(text);
+    for (char *c = ascii; *c; c++)
+        if ((unsigned char)*c >= 0x80)
+            *c = '?';
+    value = json_string(ascii);
+    free(ascii);
+    return value;
+}

@@ -1,4 +1,4 @@
-/* Reading JSON that somebody else wrote (jansson): sizes and depth are bounded, and every complaint names file and key. */
+/* JSON (jansson): what somebody else wrote is read with bounds on sizes and depth, and every complaint names file and key. */
 #ifndef HEARTH_COMMON_JSON_H
 #define HEARTH_COMMON_JSON_H
 
@@ -20,5 +20,9 @@ enum status json_get_int(const json_t *object, const char *key, int64_t min, int
 /* A finite number (integer or real); absent or null: fallback. */
 enum status json_get_number(const json_t *object, const char *key, double fallback, double *out, const char *file, struct error *err);
 enum status json_get_bool(const json_t *object, const char *key, int fallback, int *out, const char *file, struct error *err);
+
+/* A sentence that may quote somebody, cut anywhere, for JSON, which takes nothing but UTF-8: when it is none, '?' stands for what is not
+ * ASCII. */
+json_t *json_sentence(const char *text);
 
 #endif

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "common/check.h"
+#include "common/json.h"
 #include "common/log.h"
 #include "common/memory.h"
 #include "coordinator/cluster_state.h"
@@ -245,12 +246,12 @@ json_t *cluster_status(const struct cluster *c, uint64_t now_ns)
     int running = 0;
     for (const struct request *r = c->requests; r; r = r->next)
         running += request_is_running(r);
-    json_t *status = json_pack("{s:b, s:s, s:f, s:{s:I, s:i}, s:i, s:i, s:I, s:I, s:I, s:o, s:s, s:s, s:I, s:I, s:I}", "ready", cluster_is_ready(c), "missing",
-                               missing, "since_s", (double)(now_ns - since_ns) / 1e9, "epoch", "instance",
+    json_t *status = json_pack("{s:b, s:o, s:f, s:{s:I, s:i}, s:i, s:i, s:I, s:I, s:I, s:o, s:o, s:o, s:I, s:I, s:I}", "ready", cluster_is_ready(c), "missing",
+                               json_sentence(missing), "since_s", (double)(now_ns - since_ns) / 1e9, "epoch", "instance",
                                (json_int_t)(c->config.instance >> 1), "counter", (int)c->membership.epoch_counter, "running", running, "queued", n_queued(c),
                                "done", (json_int_t)c->counters.ended[REQUEST_DONE], "failed", (json_int_t)c->counters.ended[REQUEST_FAILED], "cancelled",
                                (json_int_t)c->counters.ended[REQUEST_CANCELLED], "nodes", membership_status(&c->membership, now_ns), "last_refusal",
-                               c->membership.last_refusal, "last_failure", c->last_failure, "refused", (json_int_t)c->membership.refused, "stale_messages",
+                               json_sentence(c->membership.last_refusal), "last_failure", json_sentence(c->last_failure), "refused", (json_int_t)c->membership.refused, "stale_messages",
                                (json_int_t)(c->membership.stale + c->counters.stale), "redone", (json_int_t)c->counters.redone);
     return status;
 }

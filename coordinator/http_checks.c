@@ -1,5 +1,7 @@
 #include "coordinator/http_checks.h"
 
+#include "common/json.h"
+
 #include <arpa/inet.h>
 #include <ctype.h>
 #include <stdarg.h>
@@ -33,24 +35,10 @@ static const char *type_of(int http_status)
     }
 }
 
-/* A sentence may quote what the client sent, cut anywhere: what is no UTF-8 any more becomes '?'. */
-static json_t *sentence_json(const char *text)
-{
-    json_t *value = json_string(text);
-    if (value)
-        return value;
-    char ascii[sizeof((struct api_error *)0)->message];
-    snprintf(ascii, sizeof ascii, "%s", text);
-    for (char *c = ascii; *c; c++)
-        if ((unsigned char)*c >= 0x80)
-            *c = '?';
-    return json_string(ascii);
-}
-
 json_t *api_error_json(const struct api_error *error)
 {
-    return json_pack("{s:{s:o, s:s, s:o, s:s?}}", "error", "message", sentence_json(error->message), "type", type_of(error->http_status),
-                     "param", *error->param ? sentence_json(error->param) : json_null(), "code", error->code);
+    return json_pack("{s:{s:o, s:s, s:o, s:s?}}", "error", "message", json_sentence(error->message), "type", type_of(error->http_status),
+                     "param", *error->param ? json_sentence(error->param) : json_null(), "code", error->code);
 }
 
 /* RFC 9110, 5.6.2: the characters of a token. */

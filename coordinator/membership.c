@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "common/check.h"
+#include "common/json.h"
 #include "common/log.h"
 
 #define SECOND_NS UINT64_C(1000000000)
@@ -127,8 +128,8 @@ static int member_leaves(struct membership *m, struct member *member, enum node_
     int ends = member->stage >= 0 && m->n_stages;
     snprintf(member->remark, sizeof member->remark, "%s", how);
     if (ends)
-        snprintf(why, TEXT_BYTES_MAX, "node '%s' %s; layers %d-%d are not served until it is back", member->name, how, member->range.begin,
-                 member->range.end);
+        snprintf(why, TEXT_BYTES_MAX, "node '%s' %.*s; layers %d-%d are not served until it is back", member->name,
+                 membership_whole_characters(how, SENTENCE_BYTES_SHOWN), how, member->range.begin, member->range.end);
     set_state(member, state, now_ns);
     if (ends)
         end_map(m, now_ns);
@@ -444,10 +445,10 @@ json_t *membership_status(const struct membership *m, uint64_t now_ns)
         const struct member *n = &m->members[i < m->n_stages ? m->by_stage[i] : i - m->n_stages];
         if (i >= m->n_stages && n->stage >= 0)
             continue;
-        json_t *node = json_pack("{s:s, s:s, s:f, s:f, s:I, s:f, s:I, s:I, s:s}", "name", n->name, "state", states[n->state].name, "since_s",
+        json_t *node = json_pack("{s:s, s:s, s:f, s:f, s:I, s:f, s:I, s:I, s:o}", "name", n->name, "state", states[n->state].name, "since_s",
                                  (double)(now_ns - n->since_ns) / 1e9, "silent_s", (double)(now_ns - n->heard_ns) / 1e9, "rows", (json_int_t)n->rows,
                                  "rows_per_second", n->rows_per_second, "busy_ms", (json_int_t)n->busy_ms, "queue_ms", (json_int_t)n->queue_ms, "remark",
-                                 n->remark);
+                                 json_sentence(n->remark));
         if (n->experts.slots)
             json_object_set_new(node, "experts", experts_status(n));
         if (n->stage >= 0) {

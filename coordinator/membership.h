@@ -77,6 +77,8 @@ json_t *membership_status(const struct membership *m, uint64_t now_ns);
 /* "layers 2-6 (node 'b', lost for 3 s)" of what is missing; "" when nothing is. */
 void membership_missing(const struct membership *m, uint64_t now_ns, char out[TEXT_BYTES_MAX]);
 
+enum { SENTENCE_BYTES_SHOWN = 850 }; /* of what a node says: with its name and what we add it fits in TEXT_BYTES_MAX */
+
 /* Bytes of `text`, at most `max`, that end with a whole character: what a node says is UTF-8, and JSON takes nothing else. */
 int membership_whole_characters(const char *text, int max);
 

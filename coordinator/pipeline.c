@@ -12,7 +12,6 @@
 enum {
     /* Chunks of one prompt that are inside or before a stage: one being computed, one waiting (protocol rule 15). */
     CHUNKS_WAITING_MAX = 2,
-    SENTENCE_BYTES_SHOWN = 900, /* with the node's name it fits in TEXT_BYTES_MAX */
     REDONE_MAX = 16, /* a request whose rows get lost more often fails: something is wrong with the network */
 };
 

@@ -234,11 +234,13 @@ static void a_long_remark_of_a_node_is_cut_between_characters(void **state)
     (void)state;
     for (int shift = 0; shift < 4; shift++) {
         struct play p;
-        char sentence[TEXT_BYTES_MAX] = "abcd";
+        char sentence[TEXT_BYTES_MAX + 1] = "abcd";
         begin(&p, 2, 4, 4);
         come_together(&p);
+        ask(&p);
+        tick(&p, MS);
         sentence[shift] = 0;
-        for (int i = 0; i < 60; i++)
+        for (int i = 0; strlen(sentence) + 4 <= TEXT_BYTES_MAX; i++)
             strcat(sentence, i % 2 ? "\xe2\x82\xac" : "\xf0\x9f\x94\xa5"); /* three and four bytes */
         Hearth__Envelope e = HEARTH__ENVELOPE__INIT;
         Hearth__Refuse body = HEARTH__REFUSE__INIT;
@@ -254,6 +256,10 @@ static void a_long_remark_of_a_node_is_cut_between_characters(void **state)
         const char *missing = json_string_value(json_object_get(status, "missing"));
         assert_non_null(strstr(missing, "n01"));
         assert_non_null(strstr(missing, "\xe2\x82\xac"));
+        const char *failure = json_string_value(json_object_get(status, "last_failure")); /* the running answer's */
+        assert_non_null(strstr(failure, "\xe2\x82\xac"));
+        assert_null(strchr(failure, '?'));
+        assert_non_null(strstr(failure, "layers 1-2 are not served until it is back"));
         json_decref(status);
         end(&p);
     }
