@@ -110,26 +110,32 @@ static enum status check_range(const struct compute_thread *c, int begin, int en
     return stage_range_check(weights_source_config(c->source), begin, end, err);
 }
 
-/* Summed and refused before anything is allocated. Weights that are there already keep their plan; only what is new must fit beside them. */
+/* All but experts and the rows of a set. */
+static enum status other_accounts(const struct compute_thread *c, int begin, int end, const struct stage_forward_sizes *sizes,
+                                  struct budget *budget, struct error *err)
+{
+    *budget = (struct budget){0};
+    budget_add(budget, "weights", stage_weights_dense_bytes(c->source, begin, end), "give this node fewer layers");
+    stage_forward_budget(budget, c->source, begin, end, sizes);
+    budget_add(budget, "runtime", RUNTIME_BYTES, NULL);
+    return memory_plan_limit((uint64_t)c->options->memory, &budget->limit, err);
+}
+
+/* Summed and refused before anything is allocated. has_weights: they are there already, and an expert store with as many slots as it has. */
 static enum status plan_memory(struct compute_thread *c, int begin, int end, const struct stage_forward_sizes *sizes, int has_weights, struct memory_plan *plan,
                                struct error *err)
 {
-    struct budget budget = {0};
-    enum status status = memory_plan_limit((uint64_t)c->options->memory, &budget.limit, err);
+    struct budget budget;
+    enum status status = other_accounts(c, begin, end, sizes, &budget, err);
     if (status)
         return status;
-    budget_add(&budget, "weights", stage_weights_dense_bytes(c->source, begin, end), "give this node fewer layers");
-    stage_forward_budget(&budget, c->source, begin, end, sizes);
-    budget_add(&budget, "runtime", RUNTIME_BYTES, NULL);
-    if (has_weights && c->weights.store) { /* the slots stay as many as they are */
+    struct expert_options options = c->options->experts;
+    if (has_weights && c->weights.store) {
         struct expert_stats stats;
-        uint64_t record_bytes;
-        expert_store_n_experts(c->source, begin, c->weights.layers_end, &record_bytes);
         expert_store_stats(c->weights.store, &stats, NULL);
-        budget_add(&budget, "expert slots", expert_slots_arena_bytes((int)stats.slots, record_bytes), "raise --memory, or restart the node");
-        return budget_check(&budget, err);
+        options.slots = (int64_t)stats.slots;
     }
-    status = stage_weights_plan(plan, &budget, c->source, begin, end, &c->options->experts, err);
+    status = stage_weights_plan(plan, &budget, c->source, begin, end, &options, err);
     memory_plan_log(plan, &budget);
     node_metrics_publish_memory(c->metrics, &budget);
     return status;
@@ -144,14 +150,11 @@ static uint64_t set_bytes(const struct model_config *config, int rows)
  * is what its speed depends on (docs/PERFORMANCE.md, "Prompts"). */
 static int set_rows(const struct compute_thread *c, const Hearth__Assign *a, const struct stage_forward_sizes *sizes)
 {
-    struct budget others = {0};
+    struct budget others;
     struct error ignored;
     if (!weights_source_pack(c->source) || a->chunk_rows_max <= UNIT_ROWS_MAX ||
-        memory_plan_limit((uint64_t)c->options->memory, &others.limit, &ignored))
+        other_accounts(c, (int)a->layer_begin, (int)a->layer_end, sizes, &others, &ignored))
         return 0;
-    budget_add(&others, "weights", stage_weights_dense_bytes(c->source, (int)a->layer_begin, (int)a->layer_end), NULL);
-    stage_forward_budget(&others, c->source, (int)a->layer_begin, (int)a->layer_end, sizes);
-    budget_add(&others, "runtime", RUNTIME_BYTES, NULL);
     int useful = memory_plan_useful_rows(c->source, &c->options->experts, NULL), most = (int)a->chunk_rows_max;
     return memory_plan_prefill_rows(&others, set_bytes, weights_source_config(c->source), useful < most ? useful : most);
 }
@@ -167,6 +170,11 @@ static enum status prepare_engine(struct compute_thread *c, const Hearth__Assign
     if (c->weights.source && !has_weights)
         stage_weights_release(&c->weights);
     enum status status = plan_memory(c, begin, end, &sizes, has_weights, &plan, err);
+    if (has_weights && (status || plan.streams != (c->weights.store != NULL))) { /* what is new does not fit beside them: anew */
+        stage_weights_release(&c->weights);
+        has_weights = 0;
+        status = plan_memory(c, begin, end, &sizes, 0, &plan, err);
+    }
     if (!status && !has_weights)
         status = stage_weights_load(&c->weights, c->source, begin, end, &plan, &c->options->experts, err);
     if (!status && !c->weights.store)
@@ -252,7 +260,7 @@ static void publish_experts(struct compute_thread *c)
         return;
     c->published_ns = now_ns;
     struct expert_stats sum, layers[LAYERS_MAX + 1] = {0};
-    if (!c->weights.source || !c->weights.store) {
+    if (!c->weights.store) {
         node_metrics_publish_experts(c->metrics, NULL, NULL, 0, 0);
         return;
     }
@@ -290,7 +298,7 @@ static void *run(void *argument)
             continue;
         }
         publish_experts(c);
-        if (c->weights.source && c->weights.store)
+        if (c->weights.store)
             expert_store_idle(c->weights.store);
         struct pollfd fd = {c->in.event_fd, POLLIN, 0};
         poll(&fd, 1, IDLE_MS);
