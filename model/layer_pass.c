@@ -77,38 +77,30 @@ static int is_late(uint64_t until_ns)
     return until_ns && clock_now_ns(clock_monotonic()) >= until_ns;
 }
 
-/* The rows of [begin, end) that are still alive, closed up to the front of the block; the forgotten ones go behind them, where nobody looks
- * at their numbers again. Returns how many are alive. */
-static int close_up(struct layer_pass *p, int begin, int end)
+/* Drops forgotten rows from `begin` on, of which nothing has been computed yet. Returns how many rows the block at begin has; 0: none is
+ * left. */
+static int next_block(const struct layer_context *ctx, struct layer_pass *p, int begin)
 {
-    int alive = begin;
-    for (int i = begin; i < end; i++)
+    int end = begin;
+    for (int i = begin; i < p->n_rows; i++)
         if (p->rows[i])
-            p->rows[alive++] = p->rows[i];
-    for (int i = alive; i < end; i++)
-        p->rows[i] = NULL;
-    return alive - begin;
+            p->rows[end++] = p->rows[i];
+    p->n_rows = end;
+    return end - begin < ctx->work->max_rows ? end - begin : ctx->work->max_rows;
 }
 
-/* A block of at most work->max_rows rows through attention, and in sparse layers through the router. */
+/* A block of at most work->max_rows rows through attention and router. */
 static void attend(const struct layer_context *ctx, struct layer_pass *p)
 {
     size_t hidden = (size_t)ctx->config->hidden_size;
-    int first = p->attended, end = first + ctx->work->max_rows < p->n_rows ? first + ctx->work->max_rows : p->n_rows;
-    int alive = close_up(p, first, end);
-    p->attended = end;
-    memset(p->normed + (size_t)first * hidden, 0, (size_t)(end - first) * hidden * sizeof(float));
-    memset(p->routing.chosen + first * ctx->config->top_k, 0, (size_t)((end - first) * ctx->config->top_k) * sizeof(int));
-    memset(p->routing.weight + first * ctx->config->top_k, 0, (size_t)((end - first) * ctx->config->top_k) * sizeof(float));
-    if (!alive)
+    int first = p->attended, n = next_block(ctx, p, first);
+    if (!n)
         return;
-    layer_attention(ctx, p->layer, p->rows + first, alive);
-    struct activations normed = layer_norm_rows(ctx, p->rows + first, alive, ctx->weights->layers[p->layer].post_attention_norm);
-    memcpy(p->normed + (size_t)first * hidden, normed.x, (size_t)alive * hidden * sizeof(float));
-    moe_route(ctx, p->layer, p->rows + first, alive, &normed, &p->routing, first);
-    for (int i = first + alive; i < end; i++) /* any choice will do that brings no new expert in */
-        memcpy(p->routing.chosen + i * ctx->config->top_k, p->routing.chosen + first * ctx->config->top_k,
-               (size_t)ctx->config->top_k * sizeof(int));
+    layer_attention(ctx, p->layer, p->rows + first, n);
+    struct activations normed = layer_norm_rows(ctx, p->rows + first, n, ctx->weights->layers[p->layer].post_attention_norm);
+    memcpy(p->normed + (size_t)first * hidden, normed.x, (size_t)n * hidden * sizeof(float));
+    moe_route(ctx, p->layer, p->rows + first, n, &normed, &p->routing, first);
+    p->attended = first + n;
 }
 
 /* A block of rows gets what the experts gave and leaves the layer. */
@@ -130,11 +122,11 @@ static void leave(const struct layer_context *ctx, struct layer_pass *p)
 static enum status run_dense(const struct layer_context *ctx, struct layer_pass *p, uint64_t until_ns, struct error *err)
 {
     while (p->left < p->n_rows) {
-        int end = p->left + ctx->work->max_rows < p->n_rows ? p->left + ctx->work->max_rows : p->n_rows, alive = close_up(p, p->left, end);
-        enum status status = alive ? layer_forward(ctx, p->layer, p->rows + p->left, alive, err) : STATUS_OK;
+        int n = next_block(ctx, p, p->left);
+        enum status status = n ? layer_forward(ctx, p->layer, p->rows + p->left, n, err) : STATUS_OK;
         if (status)
             return status;
-        p->left = end;
+        p->left += n;
         if (is_late(until_ns))
             break;
     }

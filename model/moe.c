@@ -162,17 +162,16 @@ static enum status run_buffered(const struct layer_context *ctx, int layer, int 
 void moe_set_begin(const struct layer_context *ctx, struct moe_set *set)
 {
     set->n_list = group_by_expert(ctx->config, set->routing, set->n_rows);
-    set->next = set->is_requested = set->was_requested = 0;
+    set->next = set->was_requested = 0;
     memset(set->out, 0, (size_t)set->n_rows * (size_t)ctx->config->hidden_size * sizeof(float));
 }
 
-void moe_set_give_up(const struct layer_context *ctx, struct moe_set *set)
+static void give_up_rest(const struct layer_context *ctx, struct moe_set *set)
 {
-    for (int i = set->next; i < set->n_list && set->is_requested; i++) {
+    for (int i = set->next; i < set->n_list; i++) {
         ctx->experts->release(ctx->experts, set->layer, set->routing->list[i]);
         set->routing->landed[set->routing->list[i]] = 0;
     }
-    set->is_requested = 0;
 }
 
 /* An expert for all of its rows, added to their partial sums; more rows than fit in the scratch go in pieces. */
@@ -211,16 +210,15 @@ static enum status wait_for(const struct layer_context *ctx, struct moe_set *set
 enum status moe_set_run(const struct layer_context *ctx, struct moe_set *set, uint64_t until_ns, struct error *err)
 {
     struct routing *r = set->routing;
-    enum status status = STATUS_OK;
-    while (set->next < set->n_list && !status) {
-        if (!set->is_requested) {
-            struct expert_request rest = {set->layer, r->list + set->next, r->uses + set->next, set->n_list - set->next,
-                                          set->was_requested ? 0 : set->n_rows};
-            status = ctx->experts->request(ctx->experts, &rest, err);
-            if (status)
-                return status;
-            set->is_requested = set->was_requested = 1;
-        }
+    if (set->next == set->n_list)
+        return STATUS_OK;
+    struct expert_request rest = {set->layer, r->list + set->next, r->uses + set->next, set->n_list - set->next,
+                                  set->was_requested ? 0 : set->n_rows};
+    enum status status = ctx->experts->request(ctx->experts, &rest, err);
+    if (status)
+        return status;
+    set->was_requested = 1;
+    while (set->next < set->n_list) {
         int expert = r->list[set->next];
         status = wait_for(ctx, set, expert, err);
         if (status)
@@ -231,8 +229,7 @@ enum status moe_set_run(const struct layer_context *ctx, struct moe_set *set, ui
         if (until_ns && set->next < set->n_list && clock_now_ns(clock_monotonic()) >= until_ns)
             break;
     }
-    if (set->next < set->n_list)
-        moe_set_give_up(ctx, set);
+    give_up_rest(ctx, set);
     return status;
 }
 

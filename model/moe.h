@@ -27,11 +27,10 @@ struct moe_set {
     struct routing *routing;   /* routed */
     float *out;                /* [n_rows][H] */
     int n_list, next;          /* routing->list[next .. n_list) are still to come */
-    int is_requested, was_requested;
+    int was_requested;         /* has been counted */
 };
 void moe_set_begin(const struct layer_context *ctx, struct moe_set *set);
 /* Until all are done (next == n_list) or, between two experts, until_ns (monotonic; 0: no limit) has passed. Between two calls nothing is requested. */
 enum status moe_set_run(const struct layer_context *ctx, struct moe_set *set, uint64_t until_ns, struct error *err);
-void moe_set_give_up(const struct layer_context *ctx, struct moe_set *set);
 
 #endif
