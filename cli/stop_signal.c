@@ -1,5 +1,7 @@
 #include "cli/stop_signal.h"
 
+#include <stddef.h>
+
 volatile sig_atomic_t stop_signal;
 
 static void on_signal(int number)
@@ -11,8 +13,11 @@ static void on_signal(int number)
 void stop_signal_catch(void)
 {
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = (int)SA_RESETHAND};
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
-    sigaction(SIGHUP, &action, NULL);
+    static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        struct sigaction before;
+        if (!sigaction(numbers[i], NULL, &before) && before.sa_handler != SIG_IGN) /* nohup */
+            sigaction(numbers[i], &action, NULL);
+    }
     signal(SIGXFSZ, SIG_IGN);
 }
