@@ -146,18 +146,6 @@ static double seconds_since(uint64_t begin_ns)
     return (double)(clock_now_ns(clock_monotonic()) - begin_ns) / 1e9;
 }
 
-static void since(struct expert_stats *now, const struct expert_stats *before)
-{
-    now->hits -= before->hits;
-    now->misses -= before->misses;
-    now->bytes_read -= before->bytes_read;
-    now->wait_ns -= before->wait_ns;
-    now->evictions -= before->evictions;
-    now->prefetch_bytes -= before->prefetch_bytes;
-    now->prefetch_useful_bytes -= before->prefetch_useful_bytes;
-    now->prefetch_wasted_bytes -= before->prefetch_wasted_bytes;
-}
-
 static enum status measure(const struct bench_options *o, struct cli_model *m, struct result *r, struct error *err)
 {
     struct sequence_state sequence;
@@ -174,7 +162,7 @@ static enum status measure(const struct bench_options *o, struct cli_model *m, s
     double seconds = seconds_since(begin);
     sequence_state_release(&sequence);
     counts_now(m, &r->counts);
-    since(&r->counts, &before);
+    r->counts = expert_stats_since(&r->counts, &before);
     r->tokens_per_second = n / seconds;
     r->missed_bytes = (double)(r->counts.bytes_read - r->counts.prefetch_wasted_bytes) / n;
     return status;
@@ -193,13 +181,11 @@ static void set_limits(const struct bench_options *o, struct result *r)
 
 static void print(const struct bench_options *o, const struct cli_model *m, const struct result *r)
 {
-    struct expert_stats stats = {0};
     const struct expert_stats *c = &r->counts;
+    uint64_t prefetch_bytes = c->prefetch_useful_bytes + c->prefetch_wasted_bytes;
     uint64_t record_bytes;
     int n_experts = expert_store_n_experts(m->model->source, 0, config_layers_with_mtp(m->model->config), &record_bytes);
     double asked = (double)(c->hits + c->misses), seconds = (double)(o->prompt ? o->prompt : o->tokens) / r->tokens_per_second;
-    if (m->store)
-        expert_store_stats(m->store, &stats, NULL);
     if (o->json) {
         printf("{\"tokens_per_second\": %.4f, \"share\": %.4f, \"limit\": %.4f, \"drive_limit\": %.4f, \"memory_limit\": %.4f, "
                "\"hit_rate\": %.4f, "
@@ -209,8 +195,8 @@ static void print(const struct bench_options *o, const struct cli_model *m, cons
                "\"memory_bytes_per_second\": %.0f, \"touched_bytes_per_token\": %.0f, \"seconds\": %.4f}\n",
                r->tokens_per_second, r->tokens_per_second / r->limit, r->limit, r->drive_limit, r->memory_limit,
                asked ? (double)c->hits / asked : 1, r->missed_bytes, (unsigned long long)c->bytes_read, (double)c->wait_ns / 1e9 / seconds,
-               (unsigned long long)c->prefetch_bytes, (unsigned long long)c->prefetch_useful_bytes,
-               (unsigned long long)c->prefetch_wasted_bytes, (unsigned long long)c->evictions, (unsigned long long)stats.slots,
+               (unsigned long long)prefetch_bytes, (unsigned long long)c->prefetch_useful_bytes,
+               (unsigned long long)c->prefetch_wasted_bytes, (unsigned long long)c->evictions, (unsigned long long)c->slots,
                (unsigned long long)n_experts, r->raw_rate, r->memory_rate, r->touched_bytes, seconds);
         return;
     }
@@ -220,10 +206,10 @@ static void print(const struct bench_options *o, const struct cli_model *m, cons
     else
         printf("%.2f tokens/s, %.0f %% of the limit of %.2f (drive %.2f, memory %.2f)\n", r->tokens_per_second,
                100 * r->tokens_per_second / r->limit, r->limit, r->drive_limit, r->memory_limit);
-    printf("experts   %llu of %llu fit in memory; %.1f %% hits, %.1f MB missing a token, %.2f GB read\n", (unsigned long long)stats.slots,
+    printf("experts   %llu of %llu fit in memory; %.1f %% hits, %.1f MB missing a token, %.2f GB read\n", (unsigned long long)c->slots,
            (unsigned long long)n_experts, asked ? 100 * (double)c->hits / asked : 100, r->missed_bytes / 1e6, (double)c->bytes_read / 1e9);
     printf("waiting   %.1f %% of the time for experts\n", 100 * (double)c->wait_ns / 1e9 / seconds);
-    printf("prefetch  %.2f GB, %.2f GB of it useful, %.2f GB wasted\n", (double)c->prefetch_bytes / 1e9,
+    printf("prefetch  %.2f GB, %.2f GB of it useful, %.2f GB wasted\n", (double)prefetch_bytes / 1e9,
            (double)c->prefetch_useful_bytes / 1e9, (double)c->prefetch_wasted_bytes / 1e9);
     printf("machine   drive %.2f GB/s as it is%s, memory %.1f GB/s, %.0f MB of weights a token\n", r->raw_rate / 1e9,
            o->model.experts.emulate_disk ? " (an emulated one stands before it)" : "", r->memory_rate / 1e9, r->touched_bytes / 1e6);

@@ -205,10 +205,11 @@ static void print_expert_figures(const struct cli_model *m, const struct expert_
     struct expert_stats now;
     if (!cli_model_experts(m, &now))
         return;
-    double hits = (double)(now.hits - before->hits), asked = hits + (double)(now.misses - before->misses);
-    double wait = (double)(now.wait_ns - before->wait_ns), all = (double)(g->prefill_ns + g->decode_ns);
+    struct expert_stats answer = expert_stats_since(&now, before);
+    double hits = (double)answer.hits, asked = hits + (double)answer.misses;
+    double wait = (double)answer.wait_ns, all = (double)(g->prefill_ns + g->decode_ns);
     fprintf(stderr, "[experts: %.1f %% of %.0f were in memory, %.2f GB read, %.0f %% of the time waiting for them]\n", asked > 0 ? 100 * hits / asked : 100.0,
-            asked, (double)(now.bytes_read - before->bytes_read) / 1e9, all > 0 ? 100 * wait / all : 0.0);
+            asked, (double)answer.bytes_read / 1e9, all > 0 ? 100 * wait / all : 0.0);
 }
 
 static void remember_answer(struct conversation *c, const struct answer *a)

@@ -46,7 +46,6 @@ static void reopen_direct(struct expert_file *file, int store, const char *path)
         checked.st_ino == direct.st_ino) {
         close(file->fd[store]);
         file->fd[store] = fd;
-        file->is_direct[store] = 1;
         return;
     }
     if (fd >= 0)

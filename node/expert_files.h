@@ -14,7 +14,6 @@ struct expert_file {
     const uint64_t *checksums;        /* [n_records] XXH3-64; borrowed from the pack */
     char name[32];
     int fd[BLOCK_STORES_MAX]; /* by store, -1: not there */
-    int is_direct[BLOCK_STORES_MAX];
 };
 
 struct expert_files {

@@ -1,10 +1,11 @@
 /* Reading on a guess: what the next layer will want, while the drive has nothing better to do. */
 #include <string.h>
 
+#include "common/check.h"
 #include "node/expert_store_internal.h"
 
 enum {
-    SET_GUESSES_MAX = 32, /* the same where many rows will choose nearly all */
+    SET_GUESSES_MAX = 32, /* experts of one layer that are read on a guess where many rows will choose nearly all */
     SURE_CHOICES = 4,     /* choices per expert from which on it is nearly sure (98 % if all were alike) that it is among them */
 };
 
@@ -27,42 +28,40 @@ void store_count_guess(struct expert_store *s, int slot, int came_true)
 int store_withdraw_guesses(struct expert_store *s, int except_file)
 {
     int n = 0;
-    for (int i = 0; i < s->slots.n_slots && s->n_guesses; i++) {
-        struct expert_slot *slot = &s->slots.slots[i];
-        int file = s->slots.views[i].layer;
-        if (slot->state != SLOT_READING || slot->users || !slot->is_prefetched || slot->read.is_withdrawn || file == except_file)
+    for (struct record_read *read = record_reads_first(s->reads, READ_PREFETCH), *next; read; read = next) {
+        next = read->next; /* the others have been asked for, or all of them is on its way and lands in a moment */
+        int file = (int)(read->file - s->files.files), slot = expert_slots_find(&s->slots, file, read->expert);
+        CHECK(slot >= 0 && s->slots.slots[slot].is_prefetched && !s->slots.slots[slot].users);
+        if (file == except_file)
             continue;
-        int was_issued = slot->read.state != RECORD_QUEUED;
-        int is_free = record_reads_withdraw(s->reads, &slot->read);
-        if (!is_free && !slot->read.is_withdrawn)
-            continue; /* lands in a moment */
-        slot->is_prefetched = 0;
+        int was_issued = read->state != RECORD_QUEUED, is_free = record_reads_withdraw(s->reads, read);
+        s->slots.slots[slot].is_prefetched = 0;
         s->n_guesses--;
-        s->layers[file].prefetch_bytes -= store_record_bytes(s, file);
         if (was_issued) { /* part of it was read for nothing */
-            uint64_t bytes = (uint64_t)__builtin_popcountll(slot->read.landed) * EXPERT_PIECE_BYTES;
-            s->recall[s->guess_source[i]] -= s->recall[s->guess_source[i]] / 64;
-            s->layers[file].prefetch_bytes += bytes;
+            uint64_t bytes = (uint64_t)__builtin_popcountll(read->landed) * EXPERT_PIECE_BYTES;
+            s->recall[s->guess_source[slot]] -= s->recall[s->guess_source[slot]] / 64;
             s->layers[file].prefetch_wasted_bytes += bytes;
             s->layers[file].bytes_read += bytes;
         }
         if (is_free)
-            store_clear_slot(s, i);
+            store_clear_slot(s, slot);
         n += is_free;
     }
     return n;
 }
 
-/* bound: gives up only an expert that is worth less. */
-static void guess(struct expert_store *s, int file, int expert, int source, float bound)
+/* bound: gives up only an expert that is worth less. 0: there is none, and so no room. */
+static int guess(struct expert_store *s, int file, int expert, int source, float bound)
 {
-    if (expert < 0 || expert_slots_find(&s->slots, file, expert) >= 0 || !store_make_room(s, bound))
-        return;
+    if (expert < 0 || expert_slots_find(&s->slots, file, expert) >= 0)
+        return 1;
+    if (!store_make_room(s, bound))
+        return 0;
     int slot = store_start_read(s, file, expert, READ_PREFETCH);
     s->slots.slots[slot].is_prefetched = 1;
     s->n_guesses++;
     s->guess_source[slot] = (unsigned char)source;
-    s->layers[file].prefetch_bytes += store_record_bytes(s, file);
+    return 1;
 }
 
 /* Few rows: what the next layer's router said, likeliest first, then what the last row chose there. Half the recall: a guess that fails
@@ -71,9 +70,11 @@ static void guess_from_hints(struct expert_store *s)
 {
     int file = s->hint_file;
     for (int i = 0; i < s->n_hints; i++)
-        guess(s, file, s->hints[i], GUESS_ROUTER, s->recall[GUESS_ROUTER] / 2);
+        if (!guess(s, file, s->hints[i], GUESS_ROUTER, s->recall[GUESS_ROUTER] / 2))
+            break;
     for (int i = 0; i < s->top_k && s->request.n_rows == 1; i++)
-        guess(s, file, s->last_choice[file * s->top_k + i], GUESS_LAST_ROW, s->recall[GUESS_LAST_ROW] / 2);
+        if (!guess(s, file, s->last_choice[file * s->top_k + i], GUESS_LAST_ROW, s->recall[GUESS_LAST_ROW] / 2))
+            break;
     s->n_hints = 0;
 }
 
@@ -83,7 +84,8 @@ static void guess_all(struct expert_store *s)
 {
     int file = s->file + 1, most = s->slots.n_slots / 8 < SET_GUESSES_MAX ? s->slots.n_slots / 8 : SET_GUESSES_MAX;
     for (int expert = 0; expert < s->files.n_experts && s->n_guesses < most; expert++)
-        guess(s, file, expert, GUESS_SET, 2);
+        if (!guess(s, file, expert, GUESS_SET, 2))
+            break;
     s->has_guessed_all = 1;
 }
 

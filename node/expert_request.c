@@ -96,7 +96,7 @@ static void note_pass(struct expert_store *s, uint64_t now)
 {
     int is_decode = s->class == READ_COMMITTED && s->request.n_rows && s->request.n_rows <= BUFFERED_ROWS_MAX;
     if (s->file <= s->last_file) {
-        if (s->is_clean_pass && !s->slots.n_empty) /* not while the memory fills: its pages are made then */
+        if (s->is_clean_pass && s->has_been_full) /* not while the memory fills: its pages are made then */
             prefetch_trial_pass(&s->trial, (s->pass_end_ns - s->pass_start_ns) / (uint64_t)s->last_rows, s->pass_needed);
         s->is_clean_pass = s->file == 0 && is_decode;
         s->pass_start_ns = now;
@@ -191,10 +191,7 @@ enum status store_wait_any(struct expert_source *source, int layer, int *expert,
     if (!status) {
         int place = s->ready[s->ready_head++];
         *expert = s->request.experts[place];
-        s->want[place] = WANT_TAKEN;
         status = part_layout_record_view(s->files.files[s->file].layout, s->slots.slots[slot_at(s, place)].read.into, *expert, view, err);
-        if (status)
-            s->want[place] = WANT_READY; /* for release */
     }
     pthread_mutex_unlock(s->lock);
     return status;

@@ -13,16 +13,16 @@ struct expert_stats {
     uint64_t reads;                 /* records read and verified, prefetched ones included */
     uint64_t bytes_read;            /* bytes of these */
     uint64_t evictions;             /* experts that gave up their slot to another */
-    uint64_t read_errors;           /* pieces of records that failed, came short or did not come in time, each try counted */
-    uint64_t retries;               /* records that were read a second time, for whatever reason */
-    uint64_t checksum_errors;       /* records that landed with another checksum than the pack's, each try counted */
-    uint64_t prefetch_bytes;        /* bytes read before anybody asked for them; part of bytes_read */
-    uint64_t prefetch_useful_bytes; /* of these: the expert was asked for before it gave up its slot */
-    uint64_t prefetch_wasted_bytes; /* of these: it gave up its slot without having been asked for; the rest is still undecided */
+    uint64_t prefetch_useful_bytes; /* bytes read before anybody asked for them, of an expert that then was asked for */
+    uint64_t prefetch_wasted_bytes; /* the same, of one that gave up its slot before anybody did */
     uint64_t wait_ns;               /* nanoseconds that computing stood still because no expert it needs had landed */
-    uint64_t read_ns;               /* nanoseconds in which a drive had something to read */
-    uint64_t slots;                 /* experts that fit into memory: only in sum, layers share them */
-    uint64_t slots_used;            /* of these: slots that hold an expert, or one that is landing */
+    uint64_t slots_used;            /* slots that hold an expert, or one that is landing */
+    /* only in sum: layers share them */
+    uint64_t read_errors;     /* pieces of records that failed, came short or did not come in time, each try counted */
+    uint64_t retries;         /* records that were read again, for whatever reason */
+    uint64_t checksum_errors; /* records that landed with another checksum than the pack's, each try counted */
+    uint64_t read_ns;         /* nanoseconds in which a drive had something to read */
+    uint64_t slots;           /* experts that fit into memory */
 };
 
 enum { EXPERT_STATS_FIGURES = sizeof(struct expert_stats) / sizeof(uint64_t) };
@@ -33,6 +33,19 @@ static inline void expert_stats_add(struct expert_stats *sum, const struct exper
     const uint64_t *from = (const uint64_t *)part;
     for (size_t i = 0; i < EXPERT_STATS_FIGURES; i++)
         to[i] += from[i];
+}
+
+/* What was counted since `before`; slots and slots_used are as they are now. */
+static inline struct expert_stats expert_stats_since(const struct expert_stats *now, const struct expert_stats *before)
+{
+    struct expert_stats since = *now;
+    uint64_t *to = (uint64_t *)&since;
+    const uint64_t *from = (const uint64_t *)before;
+    for (size_t i = 0; i < EXPERT_STATS_FIGURES; i++)
+        to[i] -= from[i];
+    since.slots = now->slots;
+    since.slots_used = now->slots_used;
+    return since;
 }
 
 #endif

@@ -53,6 +53,7 @@ int store_make_room(struct expert_store *s, float bound)
     if (!view->is_probation && expert_policy_value(s->policy, view->layer, view->expert) >= bound)
         return 0;
     s->layers[view->layer].evictions++;
+    s->has_been_full = 1;
     give_up(s, victim);
     return 1;
 }
@@ -372,17 +373,17 @@ struct expert_source *expert_store_source(struct expert_store *s)
 void expert_store_stats(struct expert_store *s, struct expert_stats *sum, struct expert_stats *layers)
 {
     pthread_mutex_lock(s->lock);
-    const struct record_reads_counters *c = record_reads_counters(s->reads);
+    struct record_reads_counters c = record_reads_counters(s->reads);
     *sum = (struct expert_stats){0};
     for (int f = 0; f < s->files.n_files; f++) {
         expert_stats_add(sum, &s->layers[f]);
         if (layers)
             layers[s->files.files[f].layer - s->layer_begin] = s->layers[f];
     }
-    sum->retries = c->retries;
-    sum->read_errors = c->read_errors + c->timeouts;
-    sum->checksum_errors = c->checksum_errors;
-    sum->read_ns = c->busy_ns;
+    sum->retries = c.retries;
+    sum->read_errors = c.read_errors + c.timeouts;
+    sum->checksum_errors = c.checksum_errors;
+    sum->read_ns = c.busy_ns;
     sum->slots = (uint64_t)s->slots.n_slots;
     pthread_mutex_unlock(s->lock);
 }

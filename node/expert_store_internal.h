@@ -12,13 +12,13 @@
 #include "node/record_reads.h"
 #include "node/use_counts.h"
 
-enum { GUESSES_MAX = 16 }; /* experts of one layer that are read on a guess */
+enum { GUESSES_MAX = 16 }; /* experts of one layer that its router may say */
 
 /* Where a guess came from. */
 enum { GUESS_ROUTER, GUESS_LAST_ROW, GUESS_SET, GUESS_SOURCES };
 
 /* What became of an expert of the open request. */
-enum want { WANT_PENDING, WANT_READING, WANT_READY, WANT_TAKEN, WANT_DONE };
+enum want { WANT_PENDING, WANT_READING, WANT_READY, WANT_DONE };
 
 struct expert_store {
     struct expert_source source; /* first: the source is the store */
@@ -51,6 +51,7 @@ struct expert_store {
     unsigned char *guess_source;                /* [n_slots] while is_prefetched */
     int n_guesses;                              /* slots that are is_prefetched */
     uint64_t pass_start_ns, pass_end_ns;
+    int has_been_full; /* some expert has given up its slot to another */
     int pass_needed; /* records that were not there, or only because they were guessed */
     int last_file, last_rows, is_clean_pass; /* clean: through all layers in order, the same rows */
     /* warming */

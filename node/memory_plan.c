@@ -60,7 +60,7 @@ static enum status plan_slots(struct memory_plan *plan, struct budget *budget, c
                               const struct expert_options *o, struct error *err)
 {
     uint64_t used = budget_sum(budget), room = budget->limit > used ? budget->limit - used : 0;
-    uint64_t tables = expert_store_overhead_bytes(source, begin, end, plan->n_experts); /* for all of them: a few bytes each */
+    uint64_t tables = expert_store_overhead_bytes(source, begin, end, plan->n_experts); /* as if all of them had a slot: a kilobyte each */
     uint64_t fit = expert_slots_fit(room > tables ? room - tables : 0, plan->expert_bytes);
     plan->n_slots = o->slots ? (int)o->slots : fit < (uint64_t)plan->n_experts ? (int)fit : plan->n_experts;
     if (plan->n_slots < EXPERT_SLOTS_MIN)

@@ -42,8 +42,12 @@ static const struct {
     {                                                                                                                                      \
         {"hearth_expert_" name, help, type}, {"hearth_expert_layer_" name, help, type}, offsetof(struct expert_stats, member)              \
     }
+#define SUM_FIGURE(name, help, type, member)                                                                                               \
+    {                                                                                                                                      \
+        .sum = {"hearth_expert_" name, help, type}, .offset = offsetof(struct expert_stats, member)                                        \
+    }
 static const struct {
-    struct metric_row sum, layer;
+    struct metric_row sum, layer; /* layer.name NULL: layers share it */
     size_t offset; /* in struct expert_stats */
 } expert_rows[] = {
     FIGURE("requests_total", "Requests for experts: one a unit and layer.", METRIC_COUNTER, requests),
@@ -52,18 +56,18 @@ static const struct {
     FIGURE("reads_total", "Records read from a drive and verified.", METRIC_COUNTER, reads),
     FIGURE("read_bytes_total", "Bytes read from a drive.", METRIC_COUNTER, bytes_read),
     FIGURE("evictions_total", "Experts that gave up their place in memory.", METRIC_COUNTER, evictions),
-    FIGURE("read_errors_total", "Reads that failed or came short.", METRIC_COUNTER, read_errors),
-    FIGURE("retries_total", "Records that were read a second time.", METRIC_COUNTER, retries),
-    FIGURE("checksum_errors_total", "Records that landed with a wrong checksum.", METRIC_COUNTER, checksum_errors),
-    FIGURE("prefetch_bytes_total", "Bytes read before anybody asked for them.", METRIC_COUNTER, prefetch_bytes),
     FIGURE("prefetch_useful_bytes_total", "Bytes read ahead and then asked for.", METRIC_COUNTER, prefetch_useful_bytes),
     FIGURE("prefetch_wasted_bytes_total", "Bytes read ahead and given up unused.", METRIC_COUNTER, prefetch_wasted_bytes),
     FIGURE("wait_seconds_total", "Time that computing stood still for want of an expert.", METRIC_COUNTER_NS, wait_ns),
-    FIGURE("read_seconds_total", "Time in which a drive had something to read.", METRIC_COUNTER_NS, read_ns),
-    FIGURE("slots", "Experts that fit into memory (in sum: layers share them).", METRIC_GAUGE, slots),
     FIGURE("slots_used", "Experts that are in memory or landing in it.", METRIC_GAUGE, slots_used),
+    SUM_FIGURE("read_errors_total", "Reads that failed or came short.", METRIC_COUNTER, read_errors),
+    SUM_FIGURE("retries_total", "Records that were read again.", METRIC_COUNTER, retries),
+    SUM_FIGURE("checksum_errors_total", "Records that landed with a wrong checksum.", METRIC_COUNTER, checksum_errors),
+    SUM_FIGURE("read_seconds_total", "Time in which a drive had something to read.", METRIC_COUNTER_NS, read_ns),
+    SUM_FIGURE("slots", "Experts that fit into memory.", METRIC_GAUGE, slots),
 };
 #undef FIGURE
+#undef SUM_FIGURE
 
 static const struct metric_row info_row = {"hearth_node_info", "What this node is; always 1.", METRIC_GAUGE};
 static const struct metric_row state_row = {"hearth_node_state", "1 for the state that this node is in.", METRIC_GAUGE};
@@ -109,7 +113,7 @@ struct node_metrics {
     struct expert_stats *layers_shown;
     struct metrics *registry;
     struct metric *node[NODE_ROWS], *states[STATES], *expert_sums[EXPERT_ROWS];
-    struct metric **expert_layers; /* [n_layers][EXPERT_ROWS] */
+    struct metric **expert_layers; /* [n_layers][EXPERT_ROWS], NULL where there is only a sum */
     struct account accounts[ACCOUNTS_MAX];
     int n_accounts;
 };
@@ -142,7 +146,7 @@ struct node_metrics *node_metrics_new(const struct node_metrics_config *config)
         m->node[i] = add(m, &node_rows[i].metric, NULL, 0);
     for (int row = 0; row < EXPERT_ROWS; row++) {
         m->expert_sums[row] = add(m, &expert_rows[row].sum, NULL, 0);
-        for (int layer = 0; layer < m->n_layers; layer++) {
+        for (int layer = 0; layer < m->n_layers && expert_rows[row].layer.name; layer++) {
             char number[16];
             snprintf(number, sizeof number, "%d", layer);
             m->expert_layers[layer * EXPERT_ROWS + row] = add(m, &expert_rows[row].layer, &(struct metric_label){"layer", number}, 1);
@@ -271,13 +275,13 @@ static void set_accounts(struct node_metrics *m)
 static void set_experts(struct metric **metrics, const struct expert_stats *stats)
 {
     for (int row = 0; row < EXPERT_ROWS; row++) {
-        uint64_t value = 0;
-        if (stats)
+        uint64_t value;
+        if (metrics[row] && stats) {
             memcpy(&value, (const char *)stats + expert_rows[row].offset, sizeof value);
-        if (stats)
             set(metrics[row], expert_rows[row].sum.type, value);
-        else
+        } else if (metrics[row]) {
             metric_clear(metrics[row]);
+        }
     }
 }
 

@@ -26,8 +26,8 @@ void node_metrics_publish_epoch(struct node_metrics *metrics, uint32_t epoch_cou
 /* What memory was planned for, and the limit. Copied. Any thread. */
 void node_metrics_publish_memory(struct node_metrics *metrics, const struct budget *budget);
 
-/* The expert store's figures: in sum, and of each layer from layer_begin on (layers [n_layers]). Copied: a microsecond, meant to be called
- * after every unit. Layers that were published earlier and are not among these are no longer shown. sum NULL: there is no store any more.
+/* The expert store's figures: in sum, and of each layer from layer_begin on (layers [n_layers]). Copied: a microsecond.
+ * Layers that were published earlier and are not among these are no longer shown. sum NULL: there is no store any more.
  * Any thread. */
 void node_metrics_publish_experts(struct node_metrics *metrics, const struct expert_stats *sum, const struct expert_stats *layers,
                                   int layer_begin, int n_layers);

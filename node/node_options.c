@@ -11,7 +11,7 @@ const struct option_row node_option_rows[] = {
     {"key", OPTION_TEXT, AT(key), .metavar = "FILE", .help = "this node's key pair (hearth keys new FILE)"},
     {"bind", OPTION_TEXT, AT(bind), "tcp://0.0.0.0:7602", .metavar = "ENDPOINT", .help = "where rows come in"},
     {"advertise", OPTION_TEXT, AT(advertise), .metavar = "HOST",
-     .help = "this machine's address as its neighbours see it; needed when --bind is 0.0.0.0"},
+     .help = "this machine's address as its neighbours see it; needed when --bind is 0.0.0.0 or [::]"},
     {"plaintext", OPTION_FLAG, AT(plaintext),
      .help = "no keys and no encryption between the machines: whoever reaches the ports can read and send everything"},
     {"layers", OPTION_TEXT, AT(layers), .metavar = "BEGIN-END", .help = "own no other layers than these; any other assignment is refused"},

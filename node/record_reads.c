@@ -33,10 +33,9 @@ struct record_reads {
     struct record_read *queue[N_READ_CLASSES]; /* with pieces to issue, oldest first */
     struct piece pieces[BLOCK_READS_MAX];
     int n_out, store_out[BLOCK_STORES_MAX];
-    int n_of_class[N_READ_CLASSES]; /* records queued or in flight */
     uint64_t order, busy_since_ns;
     struct record_reads_counters counters;
-    /* the I/O thread's own; hashes of records in flight */
+    /* of records in flight; the states are the I/O thread's own */
     struct {
         struct record_read *record;
         XXH3_state_t *state;
@@ -76,7 +75,7 @@ static void dequeue(struct record_reads *io, struct record_read *r)
 
 static void begin_attempt(struct record_read *r)
 {
-    r->n_issued = r->n_landed = r->n_hashed = 0;
+    r->n_issued = r->n_hashed = 0;
     r->landed = 0;
     r->stores = 0;
 }
@@ -93,7 +92,6 @@ void record_reads_queue(struct record_reads *io, struct record_read *r)
     r->n_out = 0;
     r->error.status = STATUS_OK;
     r->order = io->order++;
-    io->n_of_class[r->class]++;
     enqueue(io, r);
 }
 
@@ -104,11 +102,9 @@ void record_reads_kick(struct record_reads *io)
 
 void record_reads_set_class(struct record_reads *io, struct record_read *r, enum read_class class)
 {
-    if (r->class == class || r->state == RECORD_IDLE || r->state == RECORD_LOST) /* a lost one is counted nowhere */
+    if (r->class == class || r->state == RECORD_IDLE || r->state == RECORD_LOST)
         return;
     int is_queued = r->n_issued < r->n_pieces;
-    io->n_of_class[r->class]--;
-    io->n_of_class[class]++;
     if (is_queued)
         dequeue(io, r);
     r->class = class;
@@ -135,28 +131,33 @@ int record_reads_withdraw(struct record_reads *io, struct record_read *r)
         r->is_withdrawn = 1;
         if (!r->n_out) { /* between two pieces */
             forget_hash(io, r);
-            io->n_of_class[r->class]--;
             r->state = RECORD_IDLE;
         }
         return !r->n_out;
     }
     dequeue(io, r);
-    io->n_of_class[r->class]--;
     r->state = RECORD_IDLE;
     return 1;
 }
 
-int record_reads_is_busy(const struct record_reads *io, enum read_class class)
+struct record_read *record_reads_first(const struct record_reads *io, enum read_class class)
 {
-    for (int i = 0; i <= (int)class; i++)
-        if (io->n_of_class[i])
+    return io->queue[class];
+}
+
+static int has_queued(const struct record_reads *io)
+{
+    for (int class = 0; class < N_READ_CLASSES; class++)
+        if (io->queue[class])
             return 1;
     return 0;
 }
 
-const struct record_reads_counters *record_reads_counters(const struct record_reads *io)
+struct record_reads_counters record_reads_counters(const struct record_reads *io)
 {
-    return &io->counters;
+    struct record_reads_counters counters = io->counters;
+    counters.busy_ns += io->n_out ? now_ns() - io->busy_since_ns : 0;
+    return counters;
 }
 
 pthread_mutex_t *record_reads_lock(struct record_reads *io)
@@ -171,12 +172,7 @@ static void end_record(struct record_reads *io, struct record_read *r, enum stat
     if (r->n_issued < r->n_pieces)
         dequeue(io, r);
     forget_hash(io, r);
-    io->n_of_class[r->class]--;
     r->state = RECORD_IDLE;
-    if (!status) {
-        io->counters.reads++;
-        io->counters.bytes += record_bytes(r);
-    }
     io->config.on_end(io->config.ctx, r, status);
 }
 
@@ -249,7 +245,6 @@ static void check_deadlines(struct record_reads *io)
         note_error(io, r, STATUS_TIMEOUT, what);
         log_line(LOG_ERROR, "%s", r->error.text);
         io->counters.timeouts++;
-        io->n_of_class[r->class]--;
         r->state = RECORD_LOST;
         io->config.on_end(io->config.ctx, r, STATUS_TIMEOUT);
     }
@@ -381,7 +376,6 @@ static void on_piece(struct record_reads *io, struct piece *piece)
         io->counters.busy_ns += now_ns() - io->busy_since_ns;
     if (piece->read.result == (int32_t)piece->read.bytes) {
         r->landed |= UINT64_C(1) << piece->number;
-        r->n_landed++;
         if (r->state != RECORD_LOST)
             hash_landed(io, r);
     } else {
@@ -409,7 +403,7 @@ static void *run(void *argument)
         struct block_read *ended[BLOCK_READS_MAX];
         int n_ended = 0;
         issue(io, ended, &n_ended);
-        if (!io->n_out && !n_ended && !record_reads_is_busy(io, READ_WARM) && io->config.on_idle && io->config.on_idle(io->config.ctx))
+        if (!io->n_out && !n_ended && !has_queued(io) && io->config.on_idle && io->config.on_idle(io->config.ctx))
             continue;
         pthread_mutex_unlock(&io->lock);
         if (!n_ended)

@@ -17,7 +17,7 @@ enum read_class { READ_COMMITTED, READ_PREFILL, READ_DRAFT, READ_PREFETCH, READ_
 
 enum record_state {
     RECORD_IDLE,    /* nothing asked for, or the result was taken */
-    RECORD_QUEUED,  /* no piece was issued: may be withdrawn */
+    RECORD_QUEUED,  /* no piece was issued */
     RECORD_READING, /* some piece was issued */
     RECORD_LOST,    /* has failed by its deadline and pieces are still out */
 };
@@ -32,7 +32,7 @@ struct record_read {
     enum read_class class;
     /* of the I/O thread, under the lock */
     enum record_state state;
-    int n_pieces, n_issued, n_landed, n_hashed, n_out; /* n_out: pieces that the reader has now */
+    int n_pieces, n_issued, n_hashed, n_out; /* n_out: pieces that the reader has now */
     int attempt, is_withdrawn;
     uint64_t landed;        /* bit per piece */
     unsigned stores;        /* bit per store that pieces of this attempt came from */
@@ -57,8 +57,8 @@ struct record_reads_config {
 };
 
 struct record_reads_counters {
-    uint64_t reads, bytes, retries, read_errors, checksum_errors, timeouts;
-    uint64_t busy_ns; /* time with at least one piece in flight */
+    uint64_t retries, read_errors, checksum_errors, timeouts;
+    uint64_t busy_ns; /* time with at least one piece in flight, up to now */
 };
 
 struct record_reads;
@@ -79,8 +79,8 @@ void record_reads_kick(struct record_reads *reads); /* with or without the lock 
 /* 1: nothing of it is in flight and it is IDLE now. 0: no more of it is issued, and when what is out has come home, on_end says
  * STATUS_CANCELLED. */
 int record_reads_withdraw(struct record_reads *reads, struct record_read *read);
-/* Whether anything of a class at or before `class` is queued or in flight. */
-int record_reads_is_busy(const struct record_reads *reads, enum read_class class);
-const struct record_reads_counters *record_reads_counters(const struct record_reads *reads);
+/* Records of a class of which some piece is not yet issued, oldest first, linked by `next`. */
+struct record_read *record_reads_first(const struct record_reads *reads, enum read_class class);
+struct record_reads_counters record_reads_counters(const struct record_reads *reads);
 
 #endif

@@ -43,11 +43,13 @@ void stage_free_first(struct stage *stage, struct stage_sequence *sequence);
 /* Drops what is under way and tells the coordinator; nothing but Drop has an effect on the sequence any more. */
 void stage_fail(struct stage *stage, struct stage_sequence *sequence, uint32_t code, const char *sentence, struct outbox *out);
 
-/* A row of the interrupted unit is dropped. */
-void stage_forget_paused(struct stage *stage, struct stage_row *row);
-
 /* True MTP rows that can be made now. */
 int stage_mtp_pending(const struct stage *stage, const struct stage_sequence *sequence);
+
+/* ---- stage_units.c ---- */
+
+/* A row of the interrupted unit is dropped. */
+void stage_forget_paused(struct stage *stage, struct stage_row *row);
 
 /* ---- stage_output.c ---- */
 

@@ -149,7 +149,7 @@ static void random_sequences_give_the_right_bytes_with_any_number_of_slots(void 
             struct expert_stats stats = rig_stats(&rig);
             assert_int_equal(stats.read_errors + stats.retries + stats.checksum_errors, 0);
             assert_true(stats.slots_used <= stats.slots);
-            assert_true(stats.prefetch_useful_bytes + stats.prefetch_wasted_bytes <= stats.prefetch_bytes);
+            assert_true(stats.prefetch_useful_bytes + stats.prefetch_wasted_bytes <= stats.bytes_read);
             rig_close(&rig);
         }
 }

@@ -92,7 +92,7 @@ static void compare(const char *pack, const struct setup *setup, const struct ru
     expert_store_stats(store, &stats, NULL);
     assert_true(stats.misses > 0 && stats.reads > 0 && stats.slots_used <= stats.slots && stats.slots == (uint64_t)setup->n_slots);
     assert_int_equal(stats.read_errors + stats.checksum_errors + stats.retries, 0);
-    assert_true(stats.prefetch_useful_bytes + stats.prefetch_wasted_bytes <= stats.prefetch_bytes);
+    assert_true(stats.prefetch_useful_bytes + stats.prefetch_wasted_bytes <= stats.bytes_read);
     free_run(&r);
     expert_store_close(&store);
     model_close(&m);
