@@ -47,7 +47,7 @@ struct cli_model {
          0,                                                                                                                                \
          4096,                                                                                                                             \
          .metavar = "N",                                                                                                                   \
-         .help = "rows that go through a layer together; 0: up to 2048, as the memory allows"},                                                                          \
+         .help = "rows that go through a layer together; 0: up to 2048, as the memory allows and the measured drives make it pay"},                                                                          \
         {"memory",                                                                                                                         \
          OPTION_SIZE,                                                                                                                      \
          offsetof(type, member.memory),                                                                                                    \

@@ -1,4 +1,4 @@
-/* How messages get from process to process: ZeroMQ in real life (proto/zmq_transport.c), a seeded network in the simulator (tests/sim/sim_net.c). */
+/* How messages get from process to process: ZeroMQ in real life (proto/zmq_transport.c); the simulator carries outboxes itself (tests/sim/world.c). */
 #ifndef HEARTH_PROTO_TRANSPORT_H
 #define HEARTH_PROTO_TRANSPORT_H
 
