@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "common/check.h"
+#include "common/splitmix64.h"
 #include "kernels/double_math.h"
 
 /* --- random words: xoshiro256++ (Blackman and Vigna, 2019), four side by side so that they fill the pipelines of a core --- */
@@ -14,23 +15,14 @@ struct random {
     uint64_t s[4][STREAMS];
 };
 
-/* SplitMix64's output function (Steele, Lea, Flood, 2014). */
-static uint64_t mix(uint64_t x)
-{
-    x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
-    x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
-    return x ^ x >> 31;
-}
-
-static const uint64_t GOLDEN = UINT64_C(0x9e3779b97f4a7c15);
-
 static void random_init(struct random *random, const struct synth_key *key, int row)
 {
     uint64_t place = (uint64_t)key->part << 56 | (uint64_t)key->layer << 40 | (uint64_t)key->item << 8 | (uint64_t)key->matrix;
-    uint64_t at = mix(mix(mix(key->seed + GOLDEN) + place + GOLDEN) + (uint64_t)row + GOLDEN);
+    uint64_t part = splitmix64_mix(splitmix64_mix(key->seed + SPLITMIX64_STEP) + place + SPLITMIX64_STEP),
+             at = splitmix64_mix(part + (uint64_t)row + SPLITMIX64_STEP);
     for (int i = 0; i < 4; i++)
         for (int l = 0; l < STREAMS; l++)
-            random->s[i][l] = mix(at += GOLDEN);
+            random->s[i][l] = splitmix64(&at);
 }
 
 static inline uint64_t rotate(uint64_t x, int by)

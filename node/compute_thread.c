@@ -22,6 +22,9 @@ enum {
     IDLE_MS = 100,            /* how long the thread sleeps at most before it looks at should_stop */
 };
 
+char *const compute_state_names[] = {
+    [COMPUTE_WAITING] = "waiting", [COMPUTE_LOADING] = "loading", [COMPUTE_READY] = "ready", [COMPUTE_FAILED] = "failed"};
+
 void stage_message_free(struct stage_message **message)
 {
     wire_free(&(*message)->envelope);

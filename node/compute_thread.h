@@ -35,7 +35,8 @@ enum net_item {
     NET_FAILED,   /* no data: the assigned range cannot be had; the Refuse went before */
 };
 
-enum compute_state { COMPUTE_WAITING, COMPUTE_LOADING, COMPUTE_READY, COMPUTE_FAILED };
+enum compute_state { COMPUTE_WAITING, COMPUTE_LOADING, COMPUTE_READY, COMPUTE_FAILED, N_COMPUTE_STATES };
+extern char *const compute_state_names[N_COMPUTE_STATES]; /* as heartbeats and metrics have them */
 
 struct compute_thread {
     const struct node_options *options;

@@ -6,6 +6,7 @@
 #include <sys/prctl.h>
 
 #include "common/memory.h"
+#include "common/splitmix64.h"
 #include "node/block_reader_internal.h"
 
 enum { TIMER_SLACK_NS = 1000 }; /* the default, 50 us, is as long as a fast drive's latency */
@@ -29,21 +30,12 @@ struct emulated_reader {
 
 /* ---- the drive's clock ---- */
 
-/* splitmix64 */
-static uint64_t next_random(uint64_t *state)
-{
-    uint64_t z = *state += 0x9e3779b97f4a7c15u;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
-}
-
 static uint64_t due_ns(struct emulated_reader *r, const struct block_read *read)
 {
     uint64_t *busy_until = &r->busy_until_ns[read->store];
     uint64_t start = read->submitted_ns > *busy_until ? read->submitted_ns : *busy_until;
     *busy_until = start + (uint64_t)((double)read->bytes * 1e9 / r->drive.bytes_per_second);
-    return *busy_until + r->drive.latency_ns + (r->drive.jitter_ns ? next_random(&r->random) % (r->drive.jitter_ns + 1) : 0);
+    return *busy_until + r->drive.latency_ns + (r->drive.jitter_ns ? splitmix64(&r->random) % (r->drive.jitter_ns + 1) : 0);
 }
 
 /* ---- the table of reads ---- */

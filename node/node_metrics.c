@@ -72,13 +72,10 @@ static const struct {
 static const struct metric_row info_row = {"hearth_node_info", "What this node is; always 1.", METRIC_GAUGE};
 static const struct metric_row state_row = {"hearth_node_state", "1 for the state that this node is in.", METRIC_GAUGE};
 static const struct metric_row account_row = {"hearth_node_memory_bytes", "Memory planned for, by account.", METRIC_GAUGE};
-static const char *const state_names[] = {
-    [COMPUTE_WAITING] = "waiting", [COMPUTE_LOADING] = "loading", [COMPUTE_READY] = "ready", [COMPUTE_FAILED] = "failed"};
 
 enum {
     NODE_ROWS = sizeof node_rows / sizeof *node_rows,
     EXPERT_ROWS = sizeof expert_rows / sizeof *expert_rows,
-    STATES = sizeof state_names / sizeof *state_names,
 };
 _Static_assert((int)EXPERT_ROWS == (int)EXPERT_STATS_FIGURES, "every figure of the experts has its row");
 
@@ -112,7 +109,7 @@ struct node_metrics {
     struct published shown;
     struct expert_stats *layers_shown;
     struct metrics *registry;
-    struct metric *node[NODE_ROWS], *states[STATES], *expert_sums[EXPERT_ROWS];
+    struct metric *node[NODE_ROWS], *states[N_COMPUTE_STATES], *expert_sums[EXPERT_ROWS];
     struct metric **expert_layers; /* [n_layers][EXPERT_ROWS], NULL where there is only a sum */
     struct account accounts[ACCOUNTS_MAX];
     int n_accounts;
@@ -137,11 +134,11 @@ struct node_metrics *node_metrics_new(const struct node_metrics_config *config)
     m->layers = xcalloc((size_t)m->n_layers, sizeof *m->layers);
     m->layers_shown = xcalloc((size_t)m->n_layers, sizeof *m->layers_shown);
     m->expert_layers = xcalloc((size_t)m->n_layers * EXPERT_ROWS, sizeof *m->expert_layers);
-    m->registry = metrics_new(1 + STATES + NODE_ROWS + ACCOUNTS_MAX + (m->n_layers + 1) * EXPERT_ROWS);
+    m->registry = metrics_new(1 + N_COMPUTE_STATES + NODE_ROWS + ACCOUNTS_MAX + (m->n_layers + 1) * EXPERT_ROWS);
     const struct metric_label info[] = {{"name", config->name}, {"version", HEARTH_VERSION}, {"model", config->model_identity}};
     metric_set(add(m, &info_row, info, 3), 1);
-    for (int i = 0; i < STATES; i++)
-        m->states[i] = add(m, &state_row, &(struct metric_label){"state", state_names[i]}, 1);
+    for (int i = 0; i < N_COMPUTE_STATES; i++)
+        m->states[i] = add(m, &state_row, &(struct metric_label){"state", compute_state_names[i]}, 1);
     for (int i = 0; i < NODE_ROWS; i++)
         m->node[i] = add(m, &node_rows[i].metric, NULL, 0);
     for (int row = 0; row < EXPERT_ROWS; row++) {
@@ -233,7 +230,7 @@ static void set_node(struct node_metrics *m)
                                     .layer_begin = (uint64_t)m->shown.layer_begin,
                                     .layer_end = (uint64_t)m->shown.layer_end};
     int state = atomic_load(&c->state);
-    for (int i = 0; i < STATES; i++)
+    for (int i = 0; i < N_COMPUTE_STATES; i++)
         metric_set(m->states[i], i == state);
     for (int i = 0; i < NODE_ROWS; i++) {
         uint64_t value;

@@ -3,6 +3,7 @@
 #include <stdint.h>
 
 #include "common/check.h"
+#include "common/splitmix64.h"
 #include "node/expert_store.h"
 
 /* Parallel regions as the code has them: quantising and multiplying count one each. Attention: the two down-projections, q_b, keys, scores
@@ -68,15 +69,6 @@ double speed_layer_seconds(const struct speed_machine *m, const struct speed_mod
     return seconds;
 }
 
-/* splitmix64 */
-static double next_uniform(uint64_t *state)
-{
-    uint64_t z = *state += 0x9e3779b97f4a7c15u;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return (double)((z ^ z >> 31) >> 11) * 0x1p-53;
-}
-
 /* A layer's misses vary from row to row, and one with few of them does not make up for one with many, because computing and drive take
  * turns in being the slower: so many layers one after another, each expert missed or not by chance. */
 static double simulate_layers(const struct speed_machine *m, const struct speed_model *model, const struct speed_setup *setup,
@@ -87,7 +79,7 @@ static double simulate_layers(const struct speed_machine *m, const struct speed_
     for (int i = 0; i < LAYERS_SIMULATED; i++) {
         int n_missed = 0;
         for (int k = 0; k < model->top_k && setup->streams; k++)
-            n_missed += next_uniform(&state) >= hit_rate;
+            n_missed += splitmix64_unit(&state) >= hit_rate;
         sum += speed_layer_seconds(m, model, setup, n_missed, &ahead);
     }
     return sum / LAYERS_SIMULATED;

@@ -113,7 +113,6 @@ static void put_experts(struct node *n, Hearth__Heartbeat *beat)
 
 static void send_heartbeat(struct node *n, uint64_t now_ns)
 {
-    static char *const states[] = {"waiting", "loading", "ready", "failed"};
     Hearth__Envelope e = HEARTH__ENVELOPE__INIT;
     Hearth__Heartbeat beat = HEARTH__HEARTBEAT__INIT;
     struct compute_thread *c = &n->compute;
@@ -121,7 +120,7 @@ static void send_heartbeat(struct node *n, uint64_t now_ns)
     beat.progress = atomic_load(&c->progress);
     beat.unit_ms = unit_start_ns && now_ns > unit_start_ns ? (uint32_t)((now_ns - unit_start_ns) / 1000000) + 1 : 0;
     beat.unit_ms = beat.unit_ms < MILLISECONDS_MAX ? beat.unit_ms : MILLISECONDS_MAX;
-    beat.state = states[atomic_load(&c->state)];
+    beat.state = compute_state_names[atomic_load(&c->state)];
     beat.rows = atomic_load(&c->rows);
     beat.busy_ms = atomic_load(&c->busy_ns) / 1000000;
     beat.queue_ms = atomic_load(&c->queue_ns) / 1000000;

@@ -17,16 +17,14 @@
 #include <cmocka.h>
 
 #include "common/check.h"
+#include "common/splitmix64.h"
 #include "kernels/registry.h"
 
 static uint64_t seed = 1, random_state;
 
-static uint64_t next_random(void) /* splitmix64 */
+static uint64_t next_random(void)
 {
-    uint64_t z = random_state += 0x9e3779b97f4a7c15u;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
+    return splitmix64(&random_state);
 }
 
 static int random_below(int n)

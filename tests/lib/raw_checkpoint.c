@@ -11,15 +11,13 @@
 #include <jansson.h>
 
 #include "common/memory.h"
+#include "common/splitmix64.h"
 #include "model/part_layout.h"
 #include "tests/lib/golden.h"
 
 uint64_t noise(uint64_t *seed)
 {
-    uint64_t z = *seed += UINT64_C(0x9e3779b97f4a7c15);
-    z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
-    z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
-    return z ^ z >> 31;
+    return splitmix64(seed);
 }
 
 void write_file(const char *folder, const char *file, const void *bytes, uint64_t n)

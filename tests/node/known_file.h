@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "common/clock.h"
+#include "common/splitmix64.h"
 #include "node/block_reader.h"
 
 enum { KNOWN_BYTES = 16 << 20, KNOWN_SEED = 20240611 };
@@ -18,18 +19,11 @@ static const uint64_t KNOWN_MS = 1000000, KNOWN_LONG_NS = 30000000000;
 static char known_path[] = "known_file_XXXXXX";
 static int known_direct_fd, known_plain_fd; /* direct: a plain one too where the file system has no O_DIRECT */
 
-static inline uint64_t known_mix(uint64_t z)
-{
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
-}
-
 static inline void known_assert_bytes(const struct block_read *read, size_t n)
 {
     const uint64_t *words = read->into;
     for (size_t i = 0; i < n / 8; i++)
-        if (words[i] != known_mix(read->offset / 8 + i + 1))
+        if (words[i] != splitmix64_mix(read->offset / 8 + i + 1))
             fail_msg("offset %llu, byte %zu: wrong (seed %d)", (unsigned long long)read->offset, i * 8, KNOWN_SEED);
 }
 
@@ -53,7 +47,7 @@ static inline int known_file_make(void **state)
     if (fd < 0 || !words)
         return -1;
     for (size_t i = 0; i < KNOWN_BYTES / 8; i++)
-        words[i] = known_mix(i + 1);
+        words[i] = splitmix64_mix(i + 1);
     int is_written = write(fd, words, KNOWN_BYTES) == KNOWN_BYTES && !fsync(fd);
     free(words);
     close(fd);

@@ -82,7 +82,7 @@ static uint64_t random_state = KNOWN_SEED;
 
 static uint64_t random_below(uint64_t n)
 {
-    return known_mix(random_state += 0x9e3779b97f4a7c15u) % n;
+    return splitmix64(&random_state) % n;
 }
 
 static void choose_read(struct block_read *read, int fd)
@@ -428,7 +428,7 @@ static int try_without_io_uring(int number, int error)
         return 4;
     if (reader->reap(reader, done, 1, KNOWN_LONG_NS) != 1 || read.result != BLOCK_ALIGN_BYTES)
         return 5;
-    if (*(uint64_t *)read.into != known_mix(read.offset / 8 + 1))
+    if (*(uint64_t *)read.into != splitmix64_mix(read.offset / 8 + 1))
         return 6;
     free(read.into);
     return reader->close(reader, KNOWN_LONG_NS) == 1 ? 0 : 7;
