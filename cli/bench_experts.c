@@ -81,7 +81,7 @@ static enum status raw_rate(const char *dir, const struct expert_options *o, dou
     enum status status = drive_files_open(&files, dir, o->store, err);
     if (status)
         return status;
-    int depth = o->read_depth ? (int)o->read_depth : EXPERT_READ_DEPTH;
+    int depth = expert_read_depth(o, files.n_stores);
     status = block_reader_open(&reader, o->reader, depth * files.n_stores, err);
     if (!status) {
         struct drive_load load = {files.extents, files.n_extents, EXPERT_PIECE_BYTES, depth, RAW_RATE_MS * UINT64_C(1000000), 1};

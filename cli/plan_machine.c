@@ -62,7 +62,7 @@ static enum status measure_latency(const struct drive_files *files, struct block
 static enum status measure_drives(struct plan_machine *m, const struct drive_files *files, const struct expert_options *o,
                                   struct error *err)
 {
-    int depth = o->read_depth ? (int)o->read_depth : EXPERT_READ_DEPTH;
+    int depth = expert_read_depth(o, files->n_stores);
     struct block_reader *reader;
     enum status status = block_reader_open(&reader, o->reader, depth * files->n_stores, err);
     if (status)

@@ -15,6 +15,10 @@ struct expert_options {
     int pin;
 };
 
+/* Pieces in flight on each of n_stores (1 to BLOCK_STORES_MAX) drives: what read_depth says, or fewer where one reader cannot have so many
+ * for all of them. */
+int expert_read_depth(const struct expert_options *options, int n_stores);
+
 #define EXPERT_OPTION_ROWS(type, member)                                                                                                   \
     {"store", OPTION_TEXT, offsetof(type, member.store), .metavar = "DIR,...",                                                             \
      .help = "folders, on several drives, with the pack's experts-NN files; default: the model's own folder"},                             \
@@ -26,7 +30,7 @@ struct expert_options {
         {"reader", OPTION_CHOICE, offsetof(type, member.reader), "auto", .choices = "auto|io_uring|pread", .metavar = "KIND",              \
          .help = "how files are read"},                                                                                                    \
         {"read-depth", OPTION_INT, offsetof(type, member.read_depth), "0", 0, 32, .metavar = "N",                                          \
-         .help = "pieces that one drive reads at once; 0: 8"},                                                                             \
+         .help = "pieces that one drive reads at once, at most 64 on all drives; 0: 8"},                                                   \
         {"emulate-disk", OPTION_TEXT, offsetof(type, member.emulate_disk), .metavar = "GB/s,US[,JITTER]",                                  \
          .help = "answer no sooner than a drive of this rate and latency would"},                                                          \
     {                                                                                                                                      \

@@ -258,9 +258,8 @@ static enum status open_reader(struct expert_store *s, const struct expert_store
     const struct expert_options *o = config->options;
     struct emulated_drive drive;
     enum status status = emulated_drive_parse(o->emulate_disk, &drive, err);
-    int all = s->files.n_stores * depth;
     if (!status)
-        status = block_reader_open(reader, o->reader, all < BLOCK_READS_MAX ? all : BLOCK_READS_MAX, err);
+        status = block_reader_open(reader, o->reader, depth * s->files.n_stores, err);
     if (status)
         return status;
     if (drive.bytes_per_second > 0 && (status = check_emulation(s, *reader, &drive, depth, err))) {
@@ -277,7 +276,7 @@ static enum status open_reader(struct expert_store *s, const struct expert_store
 static enum status start_reads(struct expert_store *s, const struct expert_store_config *config, struct error *err)
 {
     struct block_reader *reader;
-    int depth = config->options->read_depth ? (int)config->options->read_depth : EXPERT_READ_DEPTH;
+    int depth = expert_read_depth(config->options, s->files.n_stores);
     enum status status = open_reader(s, config, depth, &reader, err);
     if (status)
         return status;

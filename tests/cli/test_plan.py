@@ -3,6 +3,7 @@
 Packs are made of kindling. Rates of the machine are never compared with anything: other programs may use it."""
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -65,6 +66,17 @@ def test_prompts_are_predicted_in_sets_as_long_as_a_run_makes_them(pack, home, p
     (tmp_path / "fast.json").write_text(json.dumps(fast))
     assert rows("--profile", tmp_path / "fast.json") == 64
     assert rows("--profile", tmp_path / "fast.json", "--emulate-disk", "0.01,100") == 1024
+
+
+def test_more_reads_than_a_reader_has_are_shared_out_among_the_drives(pack, home, tmp_path):
+    stores = [tmp_path / name for name in "abc"]
+    for store in stores:
+        shutil.copytree(pack, store)
+    how = ["--slots", 40, "--context", 512, "--use-counts", "none", "--store", ",".join(map(str, stores)), "--read-depth", 32]
+    for drive in ([], ["--emulate-disk", "0.01,100"]):
+        assert plan(pack, home, *how, *drive)["machine"]["drive_bytes_per_second"] > 0
+        done = json.loads(hearth("bench", "experts", pack, *how, *drive, "--tokens", 2, "--warm", 0, "--json").stdout)
+        assert done["raw_bytes_per_second"] > 0 and done["bytes_read"] > 0
 
 
 def test_what_a_run_refuses_is_refused_in_the_same_words(pack, home):
