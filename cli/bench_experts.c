@@ -85,6 +85,7 @@ static enum status raw_rate(const char *dir, const struct expert_options *o, dou
     status = block_reader_open(&reader, o->reader, depth * files.n_stores, err);
     if (!status) {
         struct drive_load load = {files.extents, files.n_extents, EXPERT_PIECE_BYTES, depth, RAW_RATE_MS * UINT64_C(1000000), 1};
+        drive_files_forget(&files);
         status = drive_rate_measure(&measured, reader, &load, err);
         reader->close(reader, UINT64_C(5000000000));
     }
@@ -221,15 +222,24 @@ static enum status run(const void *options, const char **arguments, int n_argume
     struct bench_options o = *(const struct bench_options *)options;
     struct cli_model m;
     struct result r = {0};
+    struct error no_rate;
     int positions = (int)(o.warm + (o.prompt ? o.prompt : o.tokens));
     if (o.model.context < positions)
         o.model.context = positions;
+    /* The machine first: a store that warms up from earlier runs would share drive and memory with the measuring. */
+    parallel_set_threads(o.model.threads ? (int)o.model.threads : parallel_cores());
+    r.memory_rate = memory_rate();
+    enum status raw_status = raw_rate(arguments[0], &o.model.experts, &r.raw_rate, &no_rate);
     enum status status = cli_model_open(&m, arguments[0], &o.model, NULL, err);
     if (status)
         return status;
-    r.memory_rate = memory_rate();
     r.touched_bytes = touched_bytes(m.model);
-    status = m.store ? raw_rate(arguments[0], &o.model.experts, &r.raw_rate, err) : STATUS_OK;
+    if (!m.store) { /* then the drive does not matter, nor whether it could be read */
+        r.raw_rate = 0;
+    } else if (raw_status) {
+        status = raw_status;
+        *err = no_rate;
+    }
     if (!status)
         status = measure(&o, &m, &r, err);
     if (!status) {

@@ -52,6 +52,7 @@ def test_the_plan_of_memory_is_that_of_a_run(pack, home, context, how):
     was = json.loads(hearth("bench", "experts", pack, "--context", context, "--use-counts", "none", "--tokens", 1, "--warm", 0, "--json", *how).stdout)
     assert said["streams"] == (was["slots"] > 0) and said["experts"] == was["experts"]
     assert not said["streams"] or said["slots"] == was["slots"]
+    assert said["streams"] == (was["raw_bytes_per_second"] > 0)
     assert sum(said["memory"].values()) == said["memory_bytes"] <= said["memory_limit"]
 
 
