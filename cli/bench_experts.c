@@ -171,10 +171,7 @@ static enum status measure(const struct bench_options *o, struct cli_model *m, s
 
 static void set_limits(const struct bench_options *o, struct result *r)
 {
-    struct emulated_drive drive = {0};
-    struct error ignored;
-    emulated_drive_parse(o->model.experts.emulate_disk, &drive, &ignored);
-    double rate = drive.bytes_per_second > 0 ? drive.bytes_per_second : r->raw_rate;
+    double emulated = expert_emulated_rate(&o->model.experts), rate = emulated > 0 ? emulated : r->raw_rate;
     r->drive_limit = r->missed_bytes > 0 ? rate / r->missed_bytes : 0;
     r->memory_limit = r->memory_rate / r->touched_bytes;
     r->limit = r->drive_limit > 0 && r->drive_limit < r->memory_limit ? r->drive_limit : r->memory_limit;

@@ -127,7 +127,7 @@ static enum status look_at_drives(struct plan_machine *m, const struct plan_mach
     status = measure_drives(m, &files, q->experts, err);
     *copy_seconds_per_byte = needs_copying(&files) && !status ? 1 / m->speed.drive_bytes_per_second : 0;
     if (drive.bytes_per_second > 0 && !status) {
-        double raw = m->speed.drive_bytes_per_second, asked = drive.bytes_per_second * files.n_stores; /* one clock each */
+        double raw = m->speed.drive_bytes_per_second, asked = expert_emulated_rate(q->experts);
         m->speed.drive_bytes_per_second = asked < raw ? asked : raw;
         m->speed.drive_latency_seconds = (double)(drive.latency_ns + drive.jitter_ns / 2) / 1e9;
         snprintf(m->drive_text, sizeof m->drive_text, "emulated; the real one gives %.2f GB/s%s", raw / 1e9,

@@ -19,6 +19,10 @@ struct expert_options {
  * for all of them. */
 int expert_read_depth(const struct expert_options *options, int n_stores);
 
+/* Bytes per second of the drive that emulate_disk names, times the folders in `store`: each has a clock of its own. 0: none is named, or
+ * none that emulated_drive_parse takes. */
+double expert_emulated_rate(const struct expert_options *options);
+
 #define EXPERT_OPTION_ROWS(type, member)                                                                                                   \
     {"store", OPTION_TEXT, offsetof(type, member.store), .metavar = "DIR,...",                                                             \
      .help = "folders, on several drives, with the pack's experts-NN files; default: the model's own folder"},                             \

@@ -227,7 +227,7 @@ static void allocate(struct expert_store *s, const struct expert_store_config *c
 }
 
 /* A drive can be emulated only on one that is faster: says so where it is not. */
-static enum status check_emulation(const struct expert_store *s, struct block_reader *reader, const struct emulated_drive *drive, int depth,
+static enum status check_emulation(const struct expert_store *s, struct block_reader *reader, const struct expert_options *o, int depth,
                                    struct error *err)
 {
     int n = 0;
@@ -245,7 +245,7 @@ static enum status check_emulation(const struct expert_store *s, struct block_re
     free(extents);
     if (status)
         return error_wrap(err, "--emulate-disk");
-    double emulated = drive->bytes_per_second * s->files.n_stores;
+    double emulated = expert_emulated_rate(o);
     log_line(rate.bytes_per_second < 1.5 * emulated ? LOG_WARNING : LOG_INFO, "--emulate-disk: %.2f GB/s on a drive that gives %.2f GB/s%s",
              emulated / 1e9, rate.bytes_per_second / 1e9,
              rate.bytes_per_second < 1.5 * emulated ? ": less than 1.5 times that, so what is measured is this drive" : "");
@@ -262,7 +262,7 @@ static enum status open_reader(struct expert_store *s, const struct expert_store
         status = block_reader_open(reader, o->reader, depth * s->files.n_stores, err);
     if (status)
         return status;
-    if (drive.bytes_per_second > 0 && (status = check_emulation(s, *reader, &drive, depth, err))) {
+    if (drive.bytes_per_second > 0 && (status = check_emulation(s, *reader, o, depth, err))) {
         (*reader)->close(*reader, s->timeout_ns);
         return status;
     }

@@ -132,7 +132,6 @@ int memory_plan_useful_rows(const struct weights_source *source, const struct ex
 {
     const struct model_config *c = weights_source_config(source);
     struct machine_profile *profile = xcalloc(1, sizeof *profile);
-    struct emulated_drive drive = {0};
     struct error ignored;
     struct part_layout layout;
     int rows = PREFILL_ROWS_MAX, layer = 0;
@@ -142,9 +141,7 @@ int memory_plan_useful_rows(const struct weights_source *source, const struct ex
         (profile_path || machine_profile_is_of_this_machine(profile)) && !profile->is_disturbed) {
         weights_source_layout(source, PART_EXPERTS, layer, &layout);
         const struct profile_matmul *matmul = machine_profile_matmul(profile, format_info(layout.tensors[0].format)->name, BATCH_ROWS);
-        double read = drives_rate(profile);
-        if (!emulated_drive_parse(options->emulate_disk, &drive, &ignored) && drive.bytes_per_second > 0)
-            read = drive.bytes_per_second;
+        double emulated = expert_emulated_rate(options), read = emulated > 0 ? emulated : drives_rate(profile);
         if (matmul && read > 0)
             rows = memory_plan_balanced_rows(read, matmul->bytes_per_second, c->n_experts, c->top_k);
     }

@@ -78,6 +78,8 @@ def test_more_reads_than_a_reader_has_are_shared_out_among_the_drives(pack, home
         assert plan(pack, home, *how, *drive)["machine"]["drive_bytes_per_second"] > 0
         done = json.loads(hearth("bench", "experts", pack, *how, *drive, "--tokens", 2, "--warm", 0, "--json").stdout)
         assert done["raw_bytes_per_second"] > 0 and done["bytes_read"] > 0
+        reads = 0.03e9 if drive else done["raw_bytes_per_second"]
+        assert done["drive_limit"] * done["missed_bytes_per_token"] == pytest.approx(reads, rel=0.01)
 
 
 def test_what_a_run_refuses_is_refused_in_the_same_words(pack, home):
