@@ -321,7 +321,8 @@ static enum status run(const void *options, const char **arguments, int n_argume
 static const struct option_row rows[] = {
     {"model", OPTION_TEXT, AT(model.dir), .metavar = "DIR", .help = "pack or vendor folder"},
     {"profile", OPTION_TEXT, AT(profile), .metavar = "FILE",
-     .help = "rates of memory and kernels, as hearth probe writes them, also of another machine; default: this one's, or measured now"},
+     .help = "memory, kernels and drives of a machine, as hearth probe writes them; default: this machine's kernels from its profile or "
+             "measured now, drives measured now"},
     {"trace", OPTION_TEXT, AT(trace), .metavar = "FILE",
      .help = "predict hits from what hearth run --trace or hearth logits --trace recorded"},
     {"json", OPTION_FLAG, AT(json), .help = "the same for programs"},

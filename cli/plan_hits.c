@@ -204,7 +204,7 @@ static int choose_layers(const struct model_config *c, int *layers, int *n_all)
 static void make_rows(struct plan_hits *hits, const struct weights_source *source, const struct expert_options *o)
 {
     const struct model_config *c = weights_source_config(source);
-    int layers[LAYERS_SAMPLED], n = choose_layers(c, layers, &hits->all_layers);
+    int layers[LAYERS_SAMPLED], n_all, n = choose_layers(c, layers, &n_all);
     struct popularity p[LAYERS_SAMPLED];
     uint64_t state = SEED;
     for (int i = 0; i < n; i++)
@@ -227,7 +227,7 @@ static void make_rows(struct plan_hits *hits, const struct weights_source *sourc
         draw_layer(&hits->trace, i, &p[i], &state);
         free(p[i].value);
     }
-    hits->share = (double)n / hits->all_layers;
+    hits->share = (double)n / n_all;
     hits->first_row = ROWS_WARM;
 }
 
@@ -251,7 +251,6 @@ enum status plan_hits_open(struct plan_hits *hits, const struct weights_source *
         return status;
     }
     hits->share = 1;
-    hits->all_layers = routing_trace_used_layers(&hits->trace);
     hits->first_row = routing_trace_rows(&hits->trace) / 3;
     hits->kind = ROUTING_TRACE;
     snprintf(hits->text, sizeof hits->text, "experts are used as in the %d rows of the trace", routing_trace_rows(&hits->trace));

@@ -13,11 +13,10 @@ enum routing_kind { ROUTING_TRACE, ROUTING_USE_COUNTS, ROUTING_BIAS, ROUTING_ZIP
 struct plan_hits {
     enum routing_kind kind;
     char text[160];             /* for people: what was assumed */
-    struct routing_trace trace; /* of n_layers of all_layers, evenly chosen: large models would take minutes */
-    int all_layers;
-    double share;  /* n_layers over all_layers */
-    int first_row; /* rows before it only fill the memory */
-    int in_flight; /* as the store reads ahead */
+    struct routing_trace trace; /* of some sparse layers, evenly chosen: large models would take minutes */
+    double share;               /* of all sparse layers */
+    int first_row;              /* rows before it only fill the memory */
+    int in_flight;              /* as the store reads ahead */
 };
 
 /* trace: a file of hearth run --trace, or NULL. Without it: use counts of earlier runs if there are any; else, of a pack that hearth synth

@@ -103,7 +103,6 @@ static enum status drives_of_profile(struct plan_machine *m, const struct machin
         at++;
     if (!p->n_stores)
         return error_set(err, STATUS_UNSUPPORTED, "%s: has no drive: probe again", path);
-    m->n_stores = p->n_stores;
     m->speed.drive_bytes_per_second = 0;
     for (int i = 0; i < p->n_stores; i++) {
         m->speed.drive_bytes_per_second += p->stores[i].bytes_per_second[at];
@@ -123,7 +122,6 @@ static enum status look_at_drives(struct plan_machine *m, const struct plan_mach
         status = drive_files_open(&files, q->dir, q->experts->store, err);
     if (status)
         return status;
-    m->n_stores = files.n_stores;
     status = measure_drives(m, &files, q->experts, err);
     *copy_seconds_per_byte = needs_copying(&files) && !status ? 1 / m->speed.drive_bytes_per_second : 0;
     if (drive.bytes_per_second > 0 && !status) {
@@ -184,6 +182,7 @@ static enum status measure_kernels(struct plan_machine *m, const struct plan_mac
         return status;
     rates_inputs_init(&inputs);
     rates_set_threads(q->n_threads);
+    m->n_threads = q->n_threads;
     m->speed.dense = measure_format(m, &kernels, &weights, &inputs, dense, q->n_threads);
     m->speed.experts = experts == dense ? m->speed.dense : measure_format(m, &kernels, &weights, &inputs, experts, q->n_threads);
     rates_inputs_release(&inputs);
@@ -215,6 +214,7 @@ static enum status look_at_profile(struct plan_machine *m, const struct plan_mac
     if (is_usable) {
         m->speed.memory_bytes_per_second = p->memory_bytes_per_second;
         m->is_profile = 1;
+        m->n_threads = p->n_cores;
         snprintf(m->kernels_text, sizeof m->kernels_text, "the profile of %s", p->date);
         if (q->profile && q->streams && !q->experts->emulate_disk)
             status = drives_of_profile(m, p, q->profile, err);
@@ -288,10 +288,10 @@ enum status plan_machine_look(struct plan_machine *m, const struct plan_machine_
         status = measure_macs(q->isa, &m->speed.macs_per_second, err);
     if (status)
         return status;
-    m->speed.macs_per_second *= q->n_threads;
+    m->speed.macs_per_second *= m->n_threads;
     m->speed.check_bytes_per_second = check_rate();
     m->speed.region_seconds = REGION_SECONDS;
-    if (q->n_threads >= parallel_cores()) /* else the I/O thread has a core of its own */
+    if (q->profile || m->n_threads >= parallel_cores()) /* else the I/O thread has a core of its own; a profile is of all cores */
         m->speed.landing_seconds_per_byte = 1 / m->speed.check_bytes_per_second + copy_seconds_per_byte;
     return STATUS_OK;
 }

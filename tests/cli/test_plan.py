@@ -116,7 +116,14 @@ def test_more_memory_and_faster_drives_are_never_slower(pack, home, profile):
     assert said["bound"] == "the drive" and said["advice"][0]["what"] != "memory and cores of twice the speed"
 
 
-def test_a_profile_of_another_machine_brings_its_memory(pack, home, profile):
+def test_a_profile_of_another_machine_brings_its_memory_and_cores(pack, home, profile, tmp_path):
     assert plan(pack, home, "--profile", profile)["memory_limit"] == (8 << 30) // 10 * 9
     assert plan(pack, home, "--profile", profile, "--memory", "7G")["memory_limit"] == 7 << 30
     assert "has 8.0 GiB" in hearth("plan", "--model", pack, "--profile", profile, "--memory", "9G", ok=False, home=home).stderr
+    rates, other = [], json.loads(profile.read_text())
+    for m in other["matmul"]:
+        m["gb_per_s"] = 4000.0
+    for cores in (1, 64):
+        (tmp_path / "cores.json").write_text(json.dumps(other | {"cores": cores}))
+        rates.append(plan(pack, home, "--profile", tmp_path / "cores.json", "--context", 4096)["tokens_per_second_full_context"])
+    assert rates[1] > 1.05 * rates[0]  # the kernels are the same, attention's multiply-adds are not
