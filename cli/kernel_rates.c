@@ -205,6 +205,7 @@ static double measure_cache(const struct rates_weights *w, const struct rates_po
     struct matrix m = weights_matrix(w, 0, p->shape);
     m.rows = CACHED_BYTES / (int)format_row_bytes(m.format, m.cols) / GRAIN * GRAIN;
     m.rows = (m.rows ? m.rows : GRAIN) * p->threads;
+    m.rows = m.rows < p->shape->rows ? m.rows : p->shape->rows; /* many threads: each has fewer of them */
     struct job job = {.fn = p->fn, .args = *args, .repeat = repeat};
     job.args.m = &m;
     parallel_for(m.rows, GRAIN, run_rows, &job); /* fetches the rows */

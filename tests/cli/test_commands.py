@@ -207,6 +207,11 @@ def test_ctrl_c_ends_an_answer_and_leaves_cleanly(pack):
     assert running.returncode in (0, 1, 130, -2)
 
 
+def test_bench_kernels_takes_more_threads_than_a_matrix_has_rows_for():
+    done = hearth("bench", "kernels", "--threads", "256", "--rows", "64", "--format", "int4", "--shape", "down", "--seconds", "0.01", "--memory", "128M")
+    assert done.stdout.splitlines()[-1].startswith("matmul_int4")
+
+
 def disk_lines(*arguments):
     out = hearth("bench", "disk", *arguments, "--seconds", "0.02", "--rounds", "2").stdout
     return [line.split() for line in out.splitlines() if re.match(r" +\d+[KM] +\d+ ", line)], out
