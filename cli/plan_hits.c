@@ -11,6 +11,7 @@
 #include "common/check.h"
 #include "common/memory.h"
 #include "model/pack.h"
+#include "node/expert_store.h"
 #include "node/use_counts.h"
 
 enum {
@@ -235,8 +236,7 @@ enum status plan_hits_open(struct plan_hits *hits, const struct weights_source *
                            uint64_t expert_bytes, struct error *err)
 {
     const struct model_config *c = weights_source_config(source);
-    *hits = (struct plan_hits){.in_flight = expert_bytes ? (int)((16u << 20) / expert_bytes) + 1 : 1};
-    hits->in_flight = hits->in_flight < 2 ? 2 : hits->in_flight > TOP_K_MAX ? TOP_K_MAX : hits->in_flight;
+    *hits = (struct plan_hits){.in_flight = expert_bytes ? expert_reads_ahead(expert_bytes) : 0};
     if (!trace) {
         make_rows(hits, source, o);
         return STATUS_OK;

@@ -41,11 +41,12 @@ static void pin(struct expert_store *s, int place, int slot)
     }
 }
 
-/* Reads that a request has ahead of the computing: enough for the drive. More would give up experts for others that an expert computed a
- * moment later makes room for anyway: with few slots that costs a third of the hits (docs/PERFORMANCE.md, "Few slots"). */
-static int fetches_max(const struct expert_store *s)
+/* Enough for the drive. More would give up experts for others that an expert computed a moment later makes room for anyway: with few slots
+ * that costs a third of the hits (docs/PERFORMANCE.md, "Few slots"). */
+int expert_reads_ahead(uint64_t record_bytes)
 {
-    uint64_t n = EXPERT_AHEAD_BYTES / store_record_bytes(s, s->file) + 1;
+    CHECK(record_bytes);
+    uint64_t n = EXPERT_AHEAD_BYTES / record_bytes + 1;
     return n < 2 ? 2 : n > EXPERTS_MAX ? EXPERTS_MAX : (int)n;
 }
 
@@ -59,7 +60,7 @@ static void start_pending(struct expert_store *s)
             continue;
         int expert = s->request.experts[place], slot = expert_slots_find(&s->slots, s->file, expert);
         if (slot < 0) {
-            if (!s->slots.n_empty && s->n_fetched >= fetches_max(s))
+            if (!s->slots.n_empty && s->n_fetched >= expert_reads_ahead(store_record_bytes(s, s->file)))
                 break;
             if (!store_make_room(s, 2) && !(store_withdraw_guesses(s, -1) && store_make_room(s, 2)))
                 break;

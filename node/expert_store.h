@@ -20,6 +20,9 @@ enum { EXPERT_PIECE_BYTES = 1 << 20, EXPERT_READ_DEPTH = 8 };
 /* What a request reads ahead of its computing, at least two experts (docs/PERFORMANCE.md, "Few slots"). */
 enum { EXPERT_AHEAD_BYTES = 16 << 20 };
 
+/* How many experts of so many bytes that is, 2 to EXPERTS_MAX. */
+int expert_reads_ahead(uint64_t record_bytes);
+
 struct expert_store_config {
     struct weights_source *source; /* a pack; borrowed */
     int layer_begin, layer_end;    /* of the model, the MTP layer included where it is owned */
