@@ -83,10 +83,10 @@ static enum status run(const void *options, const char **arguments, int n_argume
     struct kernels chosen;
     struct rates_weights w = {0};
     enum status status = kernels_select(&chosen, all ? "auto" : o->isa, err);
-    if (!status)
-        status = rates_weights_open(&w, (size_t)o->memory, err);
     if (status)
         return status;
+    if (rates_weights_open(&w, (size_t)o->memory, err))
+        return error_wrap(err, "try a smaller --memory");
     struct rates_inputs in;
     rates_inputs_init(&in);
     print_head();

@@ -62,7 +62,7 @@ enum status rates_weights_open(struct rates_weights *w, size_t bytes, struct err
     w->bytes = bytes;
     w->base = huge_pages_map(bytes, 1);
     if (!w->base)
-        return error_errno(err, STATUS_NO_MEMORY, "cannot map %zu MiB of weights; try a smaller --memory", bytes >> 20);
+        return error_errno(err, STATUS_NO_MEMORY, "cannot map %zu MiB of weights", bytes >> 20);
     return STATUS_OK;
 }
 
