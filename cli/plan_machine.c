@@ -96,18 +96,13 @@ static int needs_copying(const struct drive_files *files)
 }
 
 /* Drives of a profile that was named: another machine's. */
-static enum status drives_of_profile(struct plan_machine *m, const struct machine_profile *p, const char *path, struct error *err)
+static enum status drives_of_profile(struct plan_machine *m, const struct machine_profile *p, const struct plan_machine_request *q,
+                                     struct error *err)
 {
-    int at = 0;
-    while (at < PROFILE_DEPTHS - 1 && profile_depths[at] < EXPERT_READ_DEPTH)
-        at++;
     if (!p->n_stores)
-        return error_set(err, STATUS_UNSUPPORTED, "%s: has no drive: probe again", path);
-    m->speed.drive_bytes_per_second = 0;
-    for (int i = 0; i < p->n_stores; i++) {
-        m->speed.drive_bytes_per_second += p->stores[i].bytes_per_second[at];
-        m->speed.drive_latency_seconds = (double)p->stores[i].latency_p50_ns / 1e9;
-    }
+        return error_set(err, STATUS_UNSUPPORTED, "%s: has no drive: probe again", q->profile);
+    m->speed.drive_bytes_per_second = machine_profile_drives_rate(p, expert_read_depth(q->experts, p->n_stores));
+    m->speed.drive_latency_seconds = (double)p->stores[p->n_stores - 1].latency_p50_ns / 1e9;
     snprintf(m->drive_text, sizeof m->drive_text, "the profile of %s", p->date);
     return STATUS_OK;
 }
@@ -217,7 +212,7 @@ static enum status look_at_profile(struct plan_machine *m, const struct plan_mac
         m->n_threads = p->n_cores;
         snprintf(m->kernels_text, sizeof m->kernels_text, "the profile of %s", p->date);
         if (q->profile && q->streams && !q->experts->emulate_disk)
-            status = drives_of_profile(m, p, q->profile, err);
+            status = drives_of_profile(m, p, q, err);
     } else if (q->profile && !status) {
         status = error_set(err, STATUS_UNSUPPORTED, "%s: has no rates for weights of this model's formats: measure without --profile",
                            q->profile);

@@ -64,6 +64,17 @@ const struct profile_matmul *machine_profile_matmul(const struct machine_profile
     return NULL;
 }
 
+double machine_profile_drives_rate(const struct machine_profile *profile, int depth)
+{
+    int at = 0;
+    double sum = 0;
+    while (at < PROFILE_DEPTHS - 1 && profile_depths[at] < depth)
+        at++;
+    for (int i = 0; i < profile->n_stores; i++)
+        sum += profile->stores[i].bytes_per_second[at];
+    return sum;
+}
+
 /* ---- writing ---- */
 
 /* Readable, and still above 0 for the slowest disk. */

@@ -55,6 +55,9 @@ int machine_profile_is_of_this_machine(const struct machine_profile *profile);
 /* NULL: not measured. */
 const struct profile_matmul *machine_profile_matmul(const struct machine_profile *profile, const char *format, int n_rows);
 
+/* Bytes per second of all stores together with `depth` pieces in flight on each, or as many as were measured that come next. */
+double machine_profile_drives_rate(const struct machine_profile *profile, int depth);
+
 /* JSON text, malloc'ed, with a newline at the end. */
 char *machine_profile_text(const struct machine_profile *profile);
 

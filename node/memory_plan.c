@@ -116,18 +116,6 @@ int memory_plan_balanced_rows(double read_rate, double matmul_rate, int n_expert
     return rows;
 }
 
-static double drives_rate(const struct machine_profile *profile)
-{
-    double sum = 0;
-    for (int i = 0; i < profile->n_stores; i++) {
-        double best = 0;
-        for (int depth = 0; depth < PROFILE_DEPTHS; depth++)
-            best = profile->stores[i].bytes_per_second[depth] > best ? profile->stores[i].bytes_per_second[depth] : best;
-        sum += best;
-    }
-    return sum;
-}
-
 int memory_plan_useful_rows(const struct weights_source *source, const struct expert_options *options, const char *profile_path)
 {
     const struct model_config *c = weights_source_config(source);
@@ -141,7 +129,9 @@ int memory_plan_useful_rows(const struct weights_source *source, const struct ex
         (profile_path || machine_profile_is_of_this_machine(profile)) && !profile->is_disturbed) {
         weights_source_layout(source, PART_EXPERTS, layer, &layout);
         const struct profile_matmul *matmul = machine_profile_matmul(profile, format_info(layout.tensors[0].format)->name, BATCH_ROWS);
-        double emulated = expert_emulated_rate(options), read = emulated > 0 ? emulated : drives_rate(profile);
+        double read = expert_emulated_rate(options);
+        if (!(read > 0) && profile->n_stores)
+            read = machine_profile_drives_rate(profile, expert_read_depth(options, profile->n_stores));
         if (matmul && read > 0)
             rows = memory_plan_balanced_rows(read, matmul->bytes_per_second, c->n_experts, c->top_k);
     }

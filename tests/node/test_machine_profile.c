@@ -63,6 +63,9 @@ static void what_was_measured_comes_back(void **state)
     assert_string_equal(back.stores[1].dir, "/mnt/1 \"quoted\"");
     assert_true(back.stores[1].bytes_per_second[3] == 4e9 && back.stores[0].bytes_per_second[0] == 1e6);
     assert_int_equal(back.stores[0].latency_p50_ns, 81300);
+    for (int d = 0; d < PROFILE_DEPTHS; d++)
+        assert_true(machine_profile_drives_rate(&back, profile_depths[d]) == (1e9 + 1e6) * (d + 1));
+    assert_true(machine_profile_drives_rate(&back, 5) == 4 * (1e9 + 1e6) && machine_profile_drives_rate(&back, 32) == 5 * (1e9 + 1e6));
     assert_true(machine_profile_matmul(&back, "int4", 1)->bytes_per_second == 31.25e9);
     assert_null(machine_profile_matmul(&back, "int4", 8));
     assert_int_equal(machine_profile_is_of_this_machine(&back), 1);
