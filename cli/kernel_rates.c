@@ -279,3 +279,13 @@ struct rates rates_measure(struct rates_weights *w, const struct rates_inputs *i
     }
     return quiet.n >= PASSES_MIN / 2 ? medians(&quiet, 0) : medians(&all, 1);
 }
+
+struct rates_usual rates_measure_usual(struct rates_weights *w, const struct rates_inputs *in, const struct kernels *best, int n_x,
+                                       int threads, double seconds)
+{
+    struct rates_point point = {kernels_matmul(best, w->format), format_info(w->format)->name, &rates_shapes[0], n_x, threads};
+    struct rates r = rates_measure(w, in, best, &point, seconds);
+    return (struct rates_usual){.kernel = r.median[r.is_disturbed ? STREAM : STREAM_WALL] * 1e9,
+                                .read = r.median[r.is_disturbed ? READ : READ_WALL] * 1e9,
+                                .is_disturbed = r.is_disturbed};
+}

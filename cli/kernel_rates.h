@@ -64,4 +64,15 @@ struct rates {
 struct rates rates_measure(struct rates_weights *weights, const struct rates_inputs *inputs, const struct kernels *best,
                            const struct rates_point *point, double seconds);
 
+/* What the engine gets, in bytes a second, scales included. */
+struct rates_usual {
+    double kernel, read; /* the best kernel of the format; plain reading of the same memory */
+    int is_disturbed;
+};
+
+/* Of an expert's gate matrix in the format that the weights were filled with; by the wall clock, or where other programs were on the cores
+ * by the threads' own time, which says more then. Sets no threads. */
+struct rates_usual rates_measure_usual(struct rates_weights *weights, const struct rates_inputs *inputs, const struct kernels *best,
+                                       int n_x, int threads, double seconds);
+
 #endif

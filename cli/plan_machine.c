@@ -1,5 +1,6 @@
 #include "cli/plan_machine.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -153,13 +154,10 @@ static struct speed_rates measure_format(struct plan_machine *m, const struct ke
     double rate[2];
     rates_weights_fill(weights, format);
     for (int i = 0; i < 2; i++) {
-        struct rates_point point = {kernels_matmul(kernels, format), format_info(format)->name, &rates_shapes[0], rows[i], n_threads};
-        struct rates rates = rates_measure(weights, inputs, kernels, &point, KERNEL_SECONDS);
-        /* The wall's rate is what the engine gets; with other programs on the cores the threads' own time says more. */
-        rate[i] = rates.median[rates.is_disturbed ? STREAM : STREAM_WALL] * 1e9;
-        double read = rates.median[rates.is_disturbed ? READ : READ_WALL] * 1e9;
-        m->speed.memory_bytes_per_second = read > m->speed.memory_bytes_per_second ? read : m->speed.memory_bytes_per_second;
-        m->is_disturbed |= rates.is_disturbed;
+        struct rates_usual usual = rates_measure_usual(weights, inputs, kernels, rows[i], n_threads, KERNEL_SECONDS);
+        rate[i] = usual.kernel;
+        m->speed.memory_bytes_per_second = fmax(m->speed.memory_bytes_per_second, usual.read);
+        m->is_disturbed |= usual.is_disturbed;
     }
     return (struct speed_rates){rate[0], rate[1]};
 }

@@ -1,4 +1,5 @@
 /* hearth probe: measures this machine once and keeps the figures (node/machine_profile.h). */
+#include <math.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -165,12 +166,6 @@ static enum status measure_drives(struct machine_profile *p, const struct probe_
 
 /* ---- memory and kernels ---- */
 
-/* The wall's rate is what the engine gets; with other programs on the cores the threads' own time says more. */
-static double usual(const struct rates *rates, enum rates_series wall, enum rates_series cpu)
-{
-    return rates->median[rates->is_disturbed ? cpu : wall] * 1e9;
-}
-
 static enum status measure_kernels(struct machine_profile *p, const struct effort *effort, struct error *err)
 {
     static const struct {
@@ -192,14 +187,12 @@ static enum status measure_kernels(struct machine_profile *p, const struct effor
         show("computing %s with %d rows", name, points[i].n_x);
         if (i == 0 || points[i].format != points[i - 1].format)
             rates_weights_fill(&weights, points[i].format);
-        struct rates_point point = {kernels_matmul(&kernels, points[i].format), name, &rates_shapes[0], points[i].n_x, p->n_cores};
-        struct rates rates = rates_measure(&weights, &inputs, &kernels, &point, effort->matmul_seconds);
+        struct rates_usual usual = rates_measure_usual(&weights, &inputs, &kernels, points[i].n_x, p->n_cores, effort->matmul_seconds);
         struct profile_matmul *out = &p->matmuls[p->n_matmuls++];
-        *out = (struct profile_matmul){.n_rows = points[i].n_x, .bytes_per_second = usual(&rates, STREAM_WALL, STREAM)};
+        *out = (struct profile_matmul){.n_rows = points[i].n_x, .bytes_per_second = usual.kernel};
         snprintf(out->format, sizeof out->format, "%s", name);
-        double read = usual(&rates, READ_WALL, READ);
-        p->memory_bytes_per_second = read > p->memory_bytes_per_second ? read : p->memory_bytes_per_second;
-        p->is_disturbed |= rates.is_disturbed;
+        p->memory_bytes_per_second = fmax(p->memory_bytes_per_second, usual.read);
+        p->is_disturbed |= usual.is_disturbed;
     }
     CHECK(p->n_matmuls <= PROFILE_MATMULS_MAX);
     rates_inputs_release(&inputs);
