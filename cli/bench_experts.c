@@ -76,21 +76,11 @@ static double memory_rate(void)
 static enum status raw_rate(const char *dir, const struct expert_options *o, double *rate, struct error *err)
 {
     struct drive_files files;
-    struct block_reader *reader;
-    struct drive_rate measured;
     enum status status = drive_files_open(&files, dir, o->store, err);
     if (status)
         return status;
-    int depth = expert_read_depth(o, files.n_stores);
-    status = block_reader_open(&reader, o->reader, depth * files.n_stores, err);
-    if (!status) {
-        struct drive_load load = {files.extents, files.n_extents, EXPERT_PIECE_BYTES, depth, RAW_RATE_MS * UINT64_C(1000000), 1};
-        drive_files_forget(&files);
-        status = drive_rate_measure(&measured, reader, &load, err);
-        reader->close(reader, UINT64_C(5000000000));
-    }
+    status = drive_files_rate(&files, o, RAW_RATE_MS * UINT64_C(1000000), rate, NULL, err);
     drive_files_close(&files);
-    *rate = status ? 0 : measured.bytes_per_second;
     return status;
 }
 

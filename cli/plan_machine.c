@@ -15,14 +15,11 @@
 #include "model/checksums.h"
 #include "model/part_layout.h"
 #include "node/drive_files.h"
-#include "node/expert_store.h"
 #include "node/machine_profile.h"
 
 enum {
     WEIGHTS_BYTES = 192 << 20, /* well above any last cache of a home machine */
     DRIVE_MS = 600,
-    LATENCY_MS = 150,
-    LATENCY_EXTENTS = 512,
     CHECKED_BYTES = 64 << 20, /* more than a cache holds: experts come from memory when they are checked */
     CHECK_ROUNDS = 4,
     MIX_ROUNDS = 20,
@@ -42,42 +39,6 @@ static double seconds_since(uint64_t begin_ns)
 }
 
 /* ---- drives ---- */
-
-/* A read of 4096 bytes, nothing else in flight. */
-static enum status measure_latency(const struct drive_files *files, struct block_reader *reader, double *seconds, struct error *err)
-{
-    struct drive_extent *blocks = xcalloc(LATENCY_EXTENTS, sizeof *blocks);
-    for (int i = 0; i < LATENCY_EXTENTS; i++) {
-        blocks[i] = files->extents[(size_t)i * (size_t)files->n_extents / LATENCY_EXTENTS];
-        blocks[i].bytes = BLOCK_ALIGN_BYTES;
-    }
-    struct drive_load load = {blocks, LATENCY_EXTENTS, BLOCK_ALIGN_BYTES, 1, LATENCY_MS * UINT64_C(1000000), 1};
-    struct drive_rate rate = {0};
-    enum status status = drive_rate_measure(&rate, reader, &load, err);
-    *seconds = (double)rate.p50_ns / 1e9;
-    free(blocks);
-    return status;
-}
-
-/* As the store reads. */
-static enum status measure_drives(struct plan_machine *m, const struct drive_files *files, const struct expert_options *o,
-                                  struct error *err)
-{
-    int depth = expert_read_depth(o, files->n_stores);
-    struct block_reader *reader;
-    enum status status = block_reader_open(&reader, o->reader, depth * files->n_stores, err);
-    if (status)
-        return status;
-    struct drive_rate rate = {0};
-    struct drive_load load = {files->extents, files->n_extents, EXPERT_PIECE_BYTES, depth, DRIVE_MS * UINT64_C(1000000), 1};
-    drive_files_forget(files);
-    status = drive_rate_measure(&rate, reader, &load, err);
-    if (!status)
-        status = measure_latency(files, reader, &m->speed.drive_latency_seconds, err);
-    m->speed.drive_bytes_per_second = rate.bytes_per_second;
-    reader->close(reader, UINT64_C(5000000000));
-    return status;
-}
 
 /* Nothing there brings bytes but a core that copies them. */
 static int is_memory(const char *dir)
@@ -113,12 +74,14 @@ static enum status look_at_drives(struct plan_machine *m, const struct plan_mach
 {
     struct emulated_drive drive = {0};
     struct drive_files files;
+    uint64_t latency_ns = 0;
     enum status status = emulated_drive_parse(q->experts->emulate_disk, &drive, err);
     if (!status)
         status = drive_files_open(&files, q->dir, q->experts->store, err);
     if (status)
         return status;
-    status = measure_drives(m, &files, q->experts, err);
+    status = drive_files_rate(&files, q->experts, DRIVE_MS * UINT64_C(1000000), &m->speed.drive_bytes_per_second, &latency_ns, err);
+    m->speed.drive_latency_seconds = (double)latency_ns / 1e9;
     *copy_seconds_per_byte = needs_copying(&files) && !status ? 1 / m->speed.drive_bytes_per_second : 0;
     if (drive.bytes_per_second > 0 && !status) {
         double raw = m->speed.drive_bytes_per_second, asked = expert_emulated_rate(q->experts);

@@ -44,8 +44,6 @@ struct effort {
 static const struct effort thorough = {2, 1, 2, 1024ull << 20, 512 << 20};
 static const struct effort quick = {0.4, 0.3, 0.3, 256ull << 20, 192 << 20};
 
-enum { LATENCY_EXTENTS = 4096 };
-
 /* A line on a terminal that says what is being measured; nothing elsewhere. */
 static void show(const char *format, ...) __attribute__((format(printf, 1, 2)));
 static void show(const char *format, ...)
@@ -85,28 +83,6 @@ static enum status make_file(struct drive_files *files, const struct effort *eff
     return status;
 }
 
-/* One block of 4096 bytes somewhere in each of many extents. */
-static enum status measure_latency(struct block_reader *reader, const struct drive_extent *extents, int n, double seconds, uint64_t *p50_ns,
-                                   struct error *err)
-{
-    struct drive_extent *blocks = xcalloc(LATENCY_EXTENTS, sizeof *blocks);
-    uint64_t random = 88172645463325252u;
-    for (int i = 0; i < LATENCY_EXTENTS; i++) {
-        random = random * 6364136223846793005u + 1442695040888963407u;
-        const struct drive_extent *e = &extents[(random >> 33) % (unsigned)n];
-        random = random * 6364136223846793005u + 1442695040888963407u;
-        blocks[i] = *e;
-        blocks[i].offset += (random >> 33) % (e->bytes / BLOCK_ALIGN_BYTES) * BLOCK_ALIGN_BYTES;
-        blocks[i].bytes = BLOCK_ALIGN_BYTES;
-    }
-    struct drive_rate rate = {0};
-    struct drive_load load = {blocks, LATENCY_EXTENTS, BLOCK_ALIGN_BYTES, 1, (uint64_t)(seconds * 1e9), 1};
-    enum status status = drive_rate_measure(&rate, reader, &load, err);
-    *p50_ns = rate.p50_ns;
-    free(blocks);
-    return status;
-}
-
 static int is_direct(const struct drive_files *files, int store)
 {
     for (int i = 0; i < files->n_files; i++)
@@ -138,7 +114,7 @@ static enum status measure_store(struct profile_store *out, struct block_reader 
     if (!status) {
         show("reading %s, small reads one by one", out->dir);
         drive_files_forget(files);
-        status = measure_latency(reader, extents, n, effort->latency_seconds, &out->latency_p50_ns, err);
+        status = drive_latency_measure(&out->latency_p50_ns, reader, extents, n, (uint64_t)(effort->latency_seconds * 1e9), err);
     }
     return status;
 }

@@ -12,12 +12,14 @@
 #include "model/files.h"
 #include "model/pack.h"
 #include "model/vendor_folder.h"
+#include "node/expert_store.h"
 
 enum {
-    PIECE_BYTES = 1 << 20,
     VENDOR_EXTENT_BYTES = 16 << 20, /* about a record of GLM-5.2 in int4 */
     WRITE_BYTES = VENDOR_EXTENT_BYTES,
 };
+
+static const uint64_t LATENCY_NS = 150000000, CLOSE_NS = 5000000000;
 
 /* Tries O_DIRECT as the readers use it: 4096 bytes, aligned to 4096. Some file systems refuse the flag, others the read. */
 static int try_direct(int fd)
@@ -246,11 +248,34 @@ uint32_t drive_files_piece_bytes(const struct drive_files *f)
     uint64_t largest = BLOCK_ALIGN_BYTES;
     for (int i = 0; i < f->n_extents; i++)
         largest = f->extents[i].bytes > largest ? f->extents[i].bytes : largest;
-    return (uint32_t)(largest < PIECE_BYTES ? largest : PIECE_BYTES);
+    return (uint32_t)(largest < EXPERT_PIECE_BYTES ? largest : EXPERT_PIECE_BYTES);
 }
 
 void drive_files_forget(const struct drive_files *f)
 {
     for (int i = 0; i < f->n_files; i++)
         posix_fadvise(f->files[i].fd, 0, 0, POSIX_FADV_DONTNEED);
+}
+
+/* ---- the rate ---- */
+
+enum status drive_files_rate(const struct drive_files *f, const struct expert_options *o, uint64_t time_ns, double *bytes_per_second,
+                             uint64_t *latency_p50_ns, struct error *err)
+{
+    int depth = expert_read_depth(o, f->n_stores);
+    struct block_reader *reader;
+    enum status status = block_reader_open(&reader, o->reader, depth * f->n_stores, err);
+    if (status)
+        return status;
+    struct drive_load load = {f->extents, f->n_extents, EXPERT_PIECE_BYTES, depth, time_ns, 1};
+    struct drive_rate rate = {0};
+    drive_files_forget(f);
+    status = drive_rate_measure(&rate, reader, &load, err);
+    if (!status && latency_p50_ns) {
+        drive_files_forget(f);
+        status = drive_latency_measure(latency_p50_ns, reader, f->extents, f->n_extents, LATENCY_NS, err);
+    }
+    *bytes_per_second = rate.bytes_per_second;
+    reader->close(reader, CLOSE_NS);
+    return status;
 }

@@ -7,6 +7,7 @@
 
 #include "common/error.h"
 #include "node/drive_rate.h"
+#include "node/expert_options.h"
 
 struct drive_file {
     char *path;
@@ -44,5 +45,11 @@ uint32_t drive_files_piece_bytes(const struct drive_files *files);
 
 /* Nothing of the files stays in the page cache: matters where O_DIRECT is not possible. */
 void drive_files_forget(const struct drive_files *files);
+
+/* How fast the drives give the files as the expert store reads: all stores together, as many pieces in flight as the options say, but
+ * without their emulated drive. latency_p50_ns: of a block of 4096 bytes with nothing else in flight, 150 ms more; or NULL. Fails as
+ * drive_rate_measure. */
+enum status drive_files_rate(const struct drive_files *files, const struct expert_options *options, uint64_t time_ns,
+                             double *bytes_per_second, uint64_t *latency_p50_ns, struct error *err);
 
 #endif

@@ -8,7 +8,10 @@
 #include "common/clock.h"
 #include "common/memory.h"
 
-enum { SAMPLES_MAX = 1 << 16 }; /* latencies kept; a fast drive gives more reads than that in no measurement of ours */
+enum {
+    SAMPLES_MAX = 1 << 16, /* latencies kept; a fast drive gives more reads than that in no measurement of ours */
+    LATENCY_BLOCKS = 4096,
+};
 static const uint64_t STUCK_NS = 10000000000u;
 
 /* Pieces of one store in flight, and the extent they come from. */
@@ -166,5 +169,24 @@ enum status drive_rate_measure(struct drive_rate *out, struct block_reader *read
     huge_pages_unmap(m->memory, memory_bytes);
     free(m->latencies);
     free(m);
+    return status;
+}
+
+enum status drive_latency_measure(uint64_t *p50_ns, struct block_reader *reader, const struct drive_extent *extents, int n_extents,
+                                  uint64_t time_ns, struct error *err)
+{
+    struct drive_extent *blocks = xcalloc(LATENCY_BLOCKS, sizeof *blocks);
+    uint64_t random = 88172645463325252u;
+    for (int i = 0; i < LATENCY_BLOCKS; i++) { /* ascending by store, as the extents are */
+        struct drive_extent *block = &blocks[i];
+        *block = extents[(size_t)i * (size_t)n_extents / LATENCY_BLOCKS];
+        block->offset += (next_random(&random) >> 11) % (block->bytes / BLOCK_ALIGN_BYTES) * BLOCK_ALIGN_BYTES;
+        block->bytes = BLOCK_ALIGN_BYTES;
+    }
+    struct drive_load load = {blocks, LATENCY_BLOCKS, BLOCK_ALIGN_BYTES, 1, time_ns, 1};
+    struct drive_rate rate = {0};
+    enum status status = drive_rate_measure(&rate, reader, &load, err);
+    *p50_ns = rate.p50_ns;
+    free(blocks);
     return status;
 }

@@ -38,4 +38,9 @@ struct drive_rate {
  * 10 s (the memory it points at then stays allocated, and the reader's close will say 0). */
 enum status drive_rate_measure(struct drive_rate *out, struct block_reader *reader, const struct drive_load *load, struct error *err);
 
+/* Latency (p50) of reads of BLOCK_ALIGN_BYTES somewhere in the extents (as in struct drive_load), nothing else in flight on their store.
+ * Fails as drive_rate_measure. */
+enum status drive_latency_measure(uint64_t *p50_ns, struct block_reader *reader, const struct drive_extent *extents, int n_extents,
+                                  uint64_t time_ns, struct error *err);
+
 #endif

@@ -21,6 +21,7 @@ struct fake_reader {
     int fails_at;         /* which submit; 0: none */
     int refuses_at;       /* the same, in submit itself */
     int32_t result;       /* of the one that fails; >= 0: short */
+    int is_blocks;        /* one block here and there, not whole extents */
     uint64_t n_whole;     /* reads of each extent that began at its offset */
     uint64_t last_end[2]; /* of each store: pieces come in order */
 };
@@ -47,7 +48,8 @@ static int submit(struct block_reader *reader, struct block_read *read)
     f->n_of_store_max = n_of_store > f->n_of_store_max ? n_of_store : f->n_of_store_max;
     /* an extent of 40 KiB at 0 or 1 MiB: a piece begins one, or follows the piece before */
     int begins = read->offset % (1 << 20) == 0;
-    assert_true(begins || read->offset == f->last_end[read->store]);
+    assert_true(f->is_blocks ? read->bytes == BLOCK_ALIGN_BYTES && read->offset % (1 << 20) < 40960
+                             : begins || read->offset == f->last_end[read->store]);
     f->n_whole += (uint64_t)begins;
     f->last_end[read->store] = read->offset + read->bytes;
     return 0;
@@ -107,6 +109,21 @@ static void a_time_of_nothing_still_reads_once(void **state)
     assert_int_equal(rate.bytes, 2 * 40960);
 }
 
+static void latency_is_of_single_blocks_one_at_a_time_anywhere_in_the_extents(void **state)
+{
+    (void)state;
+    struct fake_reader f = fake(2);
+    uint64_t p50_ns = 0;
+    struct error err;
+    f.is_blocks = 1;
+    assert_int_equal(drive_latency_measure(&p50_ns, &f.reader, extents, 4, 3000000, &err), STATUS_OK);
+    assert_true(p50_ns > 0 && f.n_submits > 20 && f.n_whole < (uint64_t)f.n_submits / 2);
+    assert_int_equal(f.n_of_store_max, 1);
+    f.fails_at = f.n_submits + 5;
+    f.result = -EIO;
+    assert_int_equal(drive_latency_measure(&p50_ns, &f.reader, extents, 4, 3000000, &err), STATUS_IO);
+}
+
 static void failures_name_the_file_and_leave_nothing_in_flight(void **state)
 {
     (void)state;
@@ -141,6 +158,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(extents_are_read_whole_at_the_depth),
         cmocka_unit_test(a_time_of_nothing_still_reads_once),
+        cmocka_unit_test(latency_is_of_single_blocks_one_at_a_time_anywhere_in_the_extents),
         cmocka_unit_test(failures_name_the_file_and_leave_nothing_in_flight),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
