@@ -1,24 +1,18 @@
 /* hearth bench disk: what the drive gives to random reads as the expert store makes them: O_DIRECT, several in flight, records in pieces.
- * Every line of the table is measured several times in turn with the others, so that all see the same noise; rates are medians. */
-#include <errno.h>
-#include <fcntl.h>
+ * Every line of the table is measured several times in turn with the others, so that all see the same noise; rates and latencies are
+ * medians. */
 #include <math.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include "cli/commands.h"
 #include "common/budget.h"
 #include "common/check.h"
-#include "common/huge_pages.h"
-#include "common/clock.h"
 #include "common/memory.h"
-#include "model/pack.h"
-#include "node/block_reader.h"
+#include "node/drive_files.h"
 
 struct disk_options {
     const char *reader, *emulate_disk;
@@ -27,7 +21,7 @@ struct disk_options {
     double seconds;
 };
 
-enum { PIECE_BYTES_MAX = 64 << 20, ROUNDS_MAX = 99, POINTS_MAX = 32 };
+enum { PIECE_BYTES_MAX = 64 << 20, ROUNDS_MAX = 99, POINTS_MAX = 32, PLACES_MAX = 1 << 18 };
 static const uint64_t CLOSE_NS = 10000000000;
 
 static const struct option_row rows[] = {
@@ -47,101 +41,41 @@ static const struct option_row rows[] = {
 
 /* ---- what is read ---- */
 
-/* Records of one file, all of one size. record_bytes 0: no records, reads begin at any block. */
-struct extent {
-    int fd;
-    uint64_t begin, bytes, record_bytes;
-};
-
-struct extents {
-    struct extent *list;
-    int n;
-    uint64_t bytes;
-};
-
-static enum status extents_add(struct extents *e, const char *path, uint64_t begin, uint64_t bytes, uint64_t record_bytes,
-                               struct error *err)
+/* Records of a pack's experts, or a file without any. */
+static enum status open_files(struct drive_files *files, const char *path, struct error *err)
 {
-    int fd = open(path, O_RDONLY | O_DIRECT | O_CLOEXEC);
-    if (fd < 0 && errno == EINVAL)
-        return error_set(err, STATUS_UNSUPPORTED,
-                         "%s: this file system has no O_DIRECT, and a rate through the page cache says nothing of the drive", path);
-    if (fd < 0)
-        return error_errno(err, STATUS_IO, "%s", path);
-    e->list = xrealloc(e->list, (size_t)(e->n + 1) * sizeof *e->list);
-    e->list[e->n++] = (struct extent){fd, begin, bytes, record_bytes};
-    e->bytes += bytes;
-    return STATUS_OK;
-}
-
-/* The experts of the layers whose files are there. */
-static enum status open_pack(struct extents *e, const char *dir, struct error *err)
-{
-    struct pack *pack;
-    enum status status = pack_open(&pack, dir, err);
+    struct stat st;
+    int is_folder = !stat(path, &st) && S_ISDIR(st.st_mode);
+    enum status status = is_folder ? drive_files_open(files, path, NULL, err) : drive_files_open_file(files, path, err);
     if (status)
-        return error_wrap(err, "a folder must be a pack");
-    for (int i = 0; i < pack->n_parts && !status; i++) {
-        const struct part_layout *layout = &pack->parts[i].layout;
-        if (layout->kind != PART_EXPERTS)
-            continue;
-        char *file = xasprintf("%s/%s", dir, pack->parts[i].file);
-        if (!access(file, F_OK))
-            status = extents_add(e, file, PACK_HEADER_BYTES, layout->record_bytes * (uint64_t)layout->n_records, layout->record_bytes, err);
-        free(file);
+        return is_folder ? error_wrap(err, "a folder must be a pack") : status;
+    if (is_folder && !files->is_pack)
+        status = error_set(err, STATUS_INVALID, "%s: a folder must be a pack", path);
+    else if (!files->n_extents)
+        status = error_set(err, STATUS_INVALID, "%s is empty", path);
+    for (int i = 0; i < files->n_files && !status; i++)
+        if (files->files[i].direct_errno)
+            status = error_set(err, STATUS_UNSUPPORTED,
+                               "%s: O_DIRECT is not possible here (%s), and a rate through the page cache says nothing of the drive",
+                               files->files[i].path, strerror(files->files[i].direct_errno));
+    if (status)
+        drive_files_close(files);
+    return status;
+}
+
+/* Where a file without records is read: pieces, all over it. */
+static struct drive_extent *cut(const struct drive_extent *file, uint32_t piece, int *n)
+{
+    uint64_t most = file->bytes / piece;
+    *n = most < PLACES_MAX ? (int)most : PLACES_MAX;
+    uint64_t step = file->bytes / (uint64_t)*n / BLOCK_ALIGN_BYTES * BLOCK_ALIGN_BYTES;
+    struct drive_extent *places = xcalloc((size_t)*n, sizeof *places);
+    for (int i = 0; i < *n; i++) {
+        places[i] = *file;
+        places[i].offset += (uint64_t)i * step;
+        places[i].bytes = piece;
     }
-    pack_close(&pack);
-    return status || e->n ? status : error_set(err, STATUS_NOT_FOUND, "%s has no expert files", dir);
-}
-
-static enum status extents_open(struct extents *e, const char *path, struct error *err)
-{
-    struct stat s;
-    if (stat(path, &s))
-        return error_errno(err, STATUS_IO, "%s", path);
-    if (S_ISDIR(s.st_mode))
-        return open_pack(e, path, err);
-    if (!S_ISREG(s.st_mode))
-        return error_set(err, STATUS_INVALID, "%s is neither a file nor a folder", path);
-    return extents_add(e, path, 0, (uint64_t)s.st_size / BLOCK_ALIGN_BYTES * BLOCK_ALIGN_BYTES, 0, err);
-}
-
-static void extents_close(struct extents *e)
-{
-    for (int i = 0; i < e->n; i++)
-        close(e->list[i].fd);
-    free(e->list);
-}
-
-/* Goes through random records piece by piece. */
-struct walk {
-    const struct extents *extents;
-    uint64_t random, offset, left;
-    int fd;
-};
-
-static uint64_t random_below(struct walk *w, uint64_t n)
-{
-    w->random ^= w->random << 13;
-    w->random ^= w->random >> 7;
-    w->random ^= w->random << 17;
-    return (w->random >> 11) % n;
-}
-
-static void next_piece(struct walk *w, uint32_t piece, struct block_read *read)
-{
-    if (!w->left) {
-        const struct extent *e = &w->extents->list[random_below(w, (uint64_t)w->extents->n)];
-        uint64_t step = e->record_bytes ? e->record_bytes : BLOCK_ALIGN_BYTES;
-        w->left = e->record_bytes ? e->record_bytes : piece;
-        w->offset = e->begin + random_below(w, (e->bytes - w->left) / step + 1) * step;
-        w->fd = e->fd;
-    }
-    read->fd = w->fd;
-    read->offset = w->offset;
-    read->bytes = w->left < piece ? (uint32_t)w->left : piece;
-    w->offset += read->bytes;
-    w->left -= read->bytes;
+    return places;
 }
 
 /* ---- one measurement ---- */
@@ -149,69 +83,32 @@ static void next_piece(struct walk *w, uint32_t piece, struct block_read *read)
 /* A line of the table. */
 struct point {
     uint32_t piece;
-    int depth;
-    int n_rounds, n_latencies;
-    double rates[ROUNDS_MAX]; /* GB/s */
+    int depth, n_rounds;
+    double rates[ROUNDS_MAX], p50_us[ROUNDS_MAX], p99_us[ROUNDS_MAX]; /* GB/s, latencies of the round */
     double bytes, cpu_seconds;
-    float *latencies; /* microseconds, of all rounds */
 };
 
-static double cpu_seconds(void)
+static enum status measure(struct point *p, struct block_reader *reader, const struct drive_files *files, const struct disk_options *o,
+                           uint64_t seed, struct error *err)
 {
-    struct rusage u;
-    getrusage(RUSAGE_SELF, &u);
-    return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) + (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec) * 1e-6;
-}
-
-static uint64_t now_ns(void)
-{
-    return clock_now_ns(clock_monotonic());
-}
-
-static enum status take_read(struct point *p, const struct block_read *read, struct error *err)
-{
-    if (read->result != (int32_t)read->bytes)
-        return error_set(err, STATUS_IO, "reading %u bytes at %llu: %s", read->bytes, (unsigned long long)read->offset,
-                         read->result < 0 ? strerror(-read->result) : "the file has become shorter");
-    if (!(p->n_latencies & (p->n_latencies - 1))) /* doubles */
-        p->latencies = xrealloc(p->latencies, (size_t)(p->n_latencies ? 2 * p->n_latencies : 1) * sizeof *p->latencies);
-    p->latencies[p->n_latencies++] = (float)(read->done_ns - read->submitted_ns) * 1e-3f;
-    p->bytes += read->bytes;
-    return STATUS_OK;
-}
-
-/* Depth reads in flight until the time is up, then none. After an error too, unless reads do not end. */
-static enum status measure(struct point *p, struct block_reader *reader, struct walk *walk, uint8_t *memory, double seconds,
-                           struct error *err)
-{
-    static struct block_read reads[BLOCK_READS_MAX]; /* outlive us: after an error some may still be in flight */
-    struct block_read *done[BLOCK_READS_MAX];
-    double cpu = cpu_seconds(), bytes = p->bytes;
-    uint64_t start = now_ns(), now = start, end = start + (uint64_t)(seconds * 1e9);
-    enum status status = STATUS_OK;
-    int n_free = p->depth, n_flying = 0;
-    for (int i = 0; i < p->depth; i++) {
-        reads[i] = (struct block_read){.into = memory + (size_t)i * p->piece};
-        done[i] = &reads[i];
-    }
-    walk->left = 0;
-    do {
-        for (int i = 0; i < n_free && now < end && !status; i++, n_flying++) {
-            next_piece(walk, p->piece, done[i]);
-            int rc = reader->submit(reader, done[i]);
-            if (rc)
-                return error_set(err, STATUS_IO, "cannot start a read: %s", strerror(-rc));
-        }
-        n_free = reader->reap(reader, done, p->depth, CLOSE_NS);
-        now = now_ns();
-        if (!n_free)
-            return error_set(err, STATUS_TIMEOUT, "the drive has not answered for %d seconds", (int)(CLOSE_NS / 1000000000));
-        n_flying -= n_free;
-        for (int i = 0; i < n_free && !status; i++)
-            status = take_read(p, done[i], err);
-    } while (n_flying || (now < end && !status));
-    p->rates[p->n_rounds++] = (p->bytes - bytes) / (double)(now - start);
-    p->cpu_seconds += cpu_seconds() - cpu;
+    struct drive_load load = {.extents = files->extents,
+                              .n_extents = files->n_extents,
+                              .piece_bytes = p->piece,
+                              .depth = p->depth,
+                              .time_ns = (uint64_t)(o->seconds * 1e9),
+                              .seed = seed,
+                              .has_small_pages = o->small_pages};
+    struct drive_extent *places = files->is_pack ? NULL : cut(files->extents, p->piece, &load.n_extents);
+    if (places)
+        load.extents = places;
+    struct drive_rate rate = {0};
+    enum status status = drive_rate_measure(&rate, reader, &load, err);
+    free(places);
+    p->rates[p->n_rounds] = rate.bytes_per_second / 1e9;
+    p->p50_us[p->n_rounds] = (double)rate.p50_ns / 1e3;
+    p->p99_us[p->n_rounds++] = (double)rate.p99_ns / 1e3;
+    p->bytes += (double)rate.bytes;
+    p->cpu_seconds += (double)rate.cpu_ns / 1e9;
     return status;
 }
 
@@ -223,16 +120,10 @@ static int compare_doubles(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static int compare_floats(const void *a, const void *b)
+static double median(double *values, int n)
 {
-    float x = *(const float *)a, y = *(const float *)b;
-    return (x > y) - (x < y);
-}
-
-static double median_rate(struct point *p)
-{
-    qsort(p->rates, (size_t)p->n_rounds, sizeof *p->rates, compare_doubles);
-    return p->rates[p->n_rounds / 2];
+    qsort(values, (size_t)n, sizeof *values, compare_doubles);
+    return values[n / 2];
 }
 
 static const char *size_text(uint64_t bytes, char out[32])
@@ -244,9 +135,8 @@ static const char *size_text(uint64_t bytes, char out[32])
 static void print_point(struct point *p)
 {
     char piece[32];
-    qsort(p->latencies, (size_t)p->n_latencies, sizeof *p->latencies, compare_floats);
-    printf("%8s %6d %8.2f %9.0f %9.0f %10.3f\n", size_text(p->piece, piece), p->depth, median_rate(p), p->latencies[p->n_latencies / 2],
-           p->latencies[(int)((double)p->n_latencies * 0.99)], p->cpu_seconds * 1e9 / p->bytes);
+    printf("%8s %6d %8.2f %9.0f %9.0f %10.3f\n", size_text(p->piece, piece), p->depth, median(p->rates, p->n_rounds),
+           median(p->p50_us, p->n_rounds), median(p->p99_us, p->n_rounds), p->cpu_seconds * 1e9 / p->bytes);
 }
 
 /* Of those within 5 % of the fastest, which is noise, the one with the least in flight: a read that is suddenly urgent waits behind so
@@ -257,10 +147,10 @@ static void print_best(struct point *points, int n)
     const struct point *best = NULL;
     char piece[32];
     for (int i = 0; i < n; i++)
-        fastest = fmax(fastest, median_rate(&points[i]));
+        fastest = fmax(fastest, median(points[i].rates, points[i].n_rounds));
     for (int i = 0; i < n; i++) {
-        const struct point *p = &points[i];
-        if (median_rate(&points[i]) >= 0.95 * fastest &&
+        struct point *p = &points[i];
+        if (median(p->rates, p->n_rounds) >= 0.95 * fastest &&
             (!best || (uint64_t)p->piece * (uint64_t)p->depth < (uint64_t)best->piece * (uint64_t)best->depth))
             best = p;
     }
@@ -269,16 +159,14 @@ static void print_best(struct point *points, int n)
 }
 
 /* Lines for what was asked; pieces larger than a record say nothing new, and there is a line only where one fits in the file. */
-static int choose_points(struct point *points, const struct disk_options *o, const struct extents *e)
+static int choose_points(struct point *points, const struct disk_options *o, const struct drive_files *files)
 {
     static const uint32_t pieces[] = {256 << 10, 1 << 20, 4 << 20};
     static const int depths[] = {1, 2, 4, 8, 16};
     uint64_t piece_max = PIECE_BYTES_MAX;
     int n = 0;
-    for (int i = 0; i < e->n; i++) {
-        uint64_t most = e->list[i].record_bytes ? e->list[i].record_bytes : e->list[i].bytes;
-        piece_max = most < piece_max ? most : piece_max;
-    }
+    for (int i = 0; i < files->n_extents; i++)
+        piece_max = files->extents[i].bytes < piece_max ? files->extents[i].bytes : piece_max;
     uint32_t before = 0;
     for (int k = 0; k < (o->piece ? 1 : 3); k++) {
         uint32_t piece = o->piece ? (uint32_t)o->piece : pieces[k];
@@ -289,15 +177,6 @@ static int choose_points(struct point *points, const struct disk_options *o, con
     }
     CHECK(n <= POINTS_MAX);
     return n;
-}
-
-/* Huge pages, as the store's arena. */
-static uint8_t *map_memory(size_t bytes, int has_small_pages)
-{
-    uint8_t *memory = huge_pages_map(bytes, !has_small_pages);
-    if (memory)
-        memset(memory, 1, bytes);
-    return memory;
 }
 
 static enum status open_reader(struct block_reader **reader, const struct disk_options *o, int depth, struct error *err)
@@ -312,32 +191,27 @@ static enum status open_reader(struct block_reader **reader, const struct disk_o
     return status;
 }
 
-static enum status bench(struct point *points, int n, const struct extents *e, const struct disk_options *o, const char *path,
+static enum status bench(struct point *points, int n, const struct drive_files *files, const struct disk_options *o, const char *path,
                          struct error *err)
 {
     struct block_reader *reader = NULL;
-    struct walk walk = {.extents = e, .random = 88172645463325252u};
-    size_t bytes = 0;
+    uint64_t bytes = 0;
     int depth = 0;
     char total[32];
-    for (int i = 0; i < n; i++) {
-        size_t needed = (size_t)points[i].depth * points[i].piece;
-        bytes = needed > bytes ? needed : bytes;
+    for (int i = 0; i < files->n_extents; i++)
+        bytes += files->extents[i].bytes;
+    for (int i = 0; i < n; i++)
         depth = points[i].depth > depth ? points[i].depth : depth;
-    }
-    uint8_t *memory = map_memory(bytes, o->small_pages); /* never unmapped: the process ends here, and reads that hang would write to it */
-    if (!memory)
-        return error_errno(err, STATUS_NO_MEMORY, "cannot map %zu MiB", bytes >> 20);
     enum status status = open_reader(&reader, o, depth, err);
     if (status)
         return status;
-    printf("%s: %s%s by %s, O_DIRECT at random places; %d times %g s a line, medians\n\n", path, bytes_text(e->bytes, total),
-           e->list[0].record_bytes ? " of experts" : "", reader->name, (int)o->rounds, o->seconds);
+    printf("%s: %s%s by %s, O_DIRECT at random places; %d times %g s a line, medians\n\n", path, bytes_text(bytes, total),
+           files->is_pack ? " of experts" : "", reader->name, (int)o->rounds, o->seconds);
     printf("%8s %6s %8s %9s %9s %10s\n", "piece", "depth", "GB/s", "p50 us", "p99 us", "CPU s/GB");
     fflush(stdout);
     for (int round = 0; round < o->rounds && !status; round++)
         for (int i = 0; i < n && !status; i++)
-            status = measure(&points[i], reader, &walk, memory, o->seconds, err);
+            status = measure(&points[i], reader, files, o, (uint64_t)(round * n + i + 1), err);
     reader->close(reader, CLOSE_NS);
     for (int i = 0; i < n && !status; i++)
         print_point(&points[i]);
@@ -351,18 +225,14 @@ static enum status run(const void *options, const char **arguments, int n_argume
     (void)n_arguments;
     const struct disk_options *o = options;
     static struct point points[POINTS_MAX];
-    struct extents extents = {0};
+    struct drive_files files;
     if (o->piece % BLOCK_ALIGN_BYTES)
         return command_usage(err, "--piece: a multiple of %d bytes, not %lld", BLOCK_ALIGN_BYTES, (long long)o->piece);
-    enum status status = extents_open(&extents, arguments[0], err);
-    int n = status ? 0 : choose_points(points, o, &extents);
-    if (!status && !n)
-        status = error_set(err, STATUS_INVALID, "%s is empty", arguments[0]);
-    if (!status)
-        status = bench(points, n, &extents, o, arguments[0], err);
-    for (int i = 0; i < n; i++)
-        free(points[i].latencies);
-    extents_close(&extents);
+    enum status status = open_files(&files, arguments[0], err);
+    if (status)
+        return status;
+    status = bench(points, choose_points(points, o, &files), &files, o, arguments[0], err);
+    drive_files_close(&files);
     return status;
 }
 

@@ -104,8 +104,8 @@ static enum status measure_store(struct profile_store *out, struct block_reader 
     enum status status = STATUS_OK;
     for (int i = 0; i < PROFILE_DEPTHS && !status; i++) {
         struct drive_rate rate = {0};
-        struct drive_load load = {extents,        n, out->piece_bytes, profile_depths[i], (uint64_t)(effort->depth_seconds * 1e9),
-                                  (uint64_t)i + 1};
+        struct drive_load load = {extents,         n, out->piece_bytes, profile_depths[i], (uint64_t)(effort->depth_seconds * 1e9),
+                                  (uint64_t)i + 1, 0};
         show("reading %s with %d pieces in flight", out->dir, profile_depths[i]);
         drive_files_forget(files);
         status = drive_rate_measure(&rate, reader, &load, err);

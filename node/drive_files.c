@@ -156,6 +156,21 @@ enum status drive_files_open(struct drive_files *out, const char *model, const c
     return status;
 }
 
+enum status drive_files_open_file(struct drive_files *out, const char *path, struct error *err)
+{
+    struct stat st;
+    *out = (struct drive_files){.n_stores = 1, .stores = {xstrdup(path)}};
+    enum status status = add_file(out, path, 0, &st, err);
+    if (status) {
+        drive_files_close(out);
+        return status;
+    }
+    uint64_t bytes = (uint64_t)st.st_size / BLOCK_ALIGN_BYTES * BLOCK_ALIGN_BYTES;
+    if (bytes)
+        add_extents(out, 0, bytes, 1);
+    return STATUS_OK;
+}
+
 /* Random, so that a file system or a drive which compresses gains nothing. */
 static enum status fill(int fd, const char *dir, uint64_t bytes, void (*report)(uint64_t, uint64_t), struct error *err)
 {
@@ -267,7 +282,7 @@ enum status drive_files_rate(const struct drive_files *f, const struct expert_op
     enum status status = block_reader_open(&reader, o->reader, depth * f->n_stores, err);
     if (status)
         return status;
-    struct drive_load load = {f->extents, f->n_extents, EXPERT_PIECE_BYTES, depth, time_ns, 1};
+    struct drive_load load = {f->extents, f->n_extents, EXPERT_PIECE_BYTES, depth, time_ns, 1, 0};
     struct drive_rate rate = {0};
     drive_files_forget(f);
     status = drive_rate_measure(&rate, reader, &load, err);

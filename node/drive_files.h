@@ -17,7 +17,7 @@ struct drive_file {
 };
 
 struct drive_files {
-    int is_pack;          /* extents are records of experts; else pieces of a vendor folder or of a temporary file */
+    int is_pack;          /* extents are records of experts; else pieces of other files */
     uint64_t token_bytes; /* what a token without any hit reads of experts (the MTP layer not counted); 0 unless it is a pack */
     int n_stores;
     char *stores[BLOCK_STORES_MAX]; /* folders */
@@ -30,6 +30,9 @@ struct drive_files {
 /* model: a pack, or a vendor folder. stores: "DIR,DIR" with the pack's experts files, NULL: the model's own folder. Fails naming the folder
  * when it is no model, or a store that has none of the files. */
 enum status drive_files_open(struct drive_files *out, const char *model, const char *stores, struct error *err);
+
+/* One file that is there; one extent, all its whole blocks, or none where it has none. */
+enum status drive_files_open_file(struct drive_files *out, const char *path, struct error *err);
 
 /* A file of random bytes (a multiple of 16 MiB) in dir that has no name any more: gone when the process is. report may be NULL. */
 enum status drive_files_make(struct drive_files *out, const char *dir, uint64_t bytes, void (*report)(uint64_t done_bytes, uint64_t bytes),

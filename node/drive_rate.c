@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "common/check.h"
 #include "common/huge_pages.h"
@@ -9,7 +10,7 @@
 #include "common/memory.h"
 
 enum {
-    SAMPLES_MAX = 1 << 16, /* latencies kept; a fast drive gives more reads than that in no measurement of ours */
+    SAMPLES_MAX = 1 << 16, /* latencies kept, the first; only minutes of small reads give more */
     LATENCY_BLOCKS = 4096,
 };
 static const uint64_t STUCK_NS = 10000000000u;
@@ -128,6 +129,13 @@ static enum status run(struct measurement *m, uint64_t end_ns, struct error *err
     return status;
 }
 
+static uint64_t process_cpu_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
 static int compare(const void *a, const void *b)
 {
     uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
@@ -142,7 +150,7 @@ enum status drive_rate_measure(struct drive_rate *out, struct block_reader *read
     lanes_init(m);
     CHECK(m->n_slots <= reader->depth && m->n_slots <= BLOCK_READS_MAX);
     size_t memory_bytes = (size_t)m->n_slots * load->piece_bytes;
-    m->memory = huge_pages_map(memory_bytes, 1);
+    m->memory = huge_pages_map(memory_bytes, !load->has_small_pages);
     if (!m->memory) {
         free(m);
         return error_errno(err, STATUS_NO_MEMORY, "cannot map %zu MiB to read into", memory_bytes >> 20);
@@ -150,12 +158,13 @@ enum status drive_rate_measure(struct drive_rate *out, struct block_reader *read
     memset(m->memory, 1, memory_bytes); /* before the clock runs */
     m->latencies = xcalloc(SAMPLES_MAX, sizeof *m->latencies);
 
-    uint64_t start_ns = clock_now_ns(clock_monotonic());
+    uint64_t start_ns = clock_now_ns(clock_monotonic()), start_cpu_ns = process_cpu_ns();
     enum status status = run(m, start_ns + load->time_ns, err);
+    uint64_t elapsed_ns = clock_now_ns(clock_monotonic()) - start_ns, cpu_ns = process_cpu_ns() - start_cpu_ns;
     if (status == STATUS_TIMEOUT && m->n_in_flight)
         return status; /* the drive may still write into all of it */
     if (!status) {
-        uint64_t n = m->n_reads < SAMPLES_MAX ? m->n_reads : SAMPLES_MAX, elapsed_ns = clock_now_ns(clock_monotonic()) - start_ns;
+        uint64_t n = m->n_reads < SAMPLES_MAX ? m->n_reads : SAMPLES_MAX;
         qsort(m->latencies, n, sizeof *m->latencies, compare);
         *out = (struct drive_rate){
             .bytes_per_second = (double)m->bytes * 1e9 / (double)(elapsed_ns ? elapsed_ns : 1),
@@ -164,6 +173,7 @@ enum status drive_rate_measure(struct drive_rate *out, struct block_reader *read
             .bytes = m->bytes,
             .elapsed_ns = elapsed_ns,
             .n_reads = m->n_reads,
+            .cpu_ns = cpu_ns,
         };
     }
     huge_pages_unmap(m->memory, memory_bytes);
@@ -183,7 +193,7 @@ enum status drive_latency_measure(uint64_t *p50_ns, struct block_reader *reader,
         block->offset += (next_random(&random) >> 11) % (block->bytes / BLOCK_ALIGN_BYTES) * BLOCK_ALIGN_BYTES;
         block->bytes = BLOCK_ALIGN_BYTES;
     }
-    struct drive_load load = {blocks, LATENCY_BLOCKS, BLOCK_ALIGN_BYTES, 1, time_ns, 1};
+    struct drive_load load = {blocks, LATENCY_BLOCKS, BLOCK_ALIGN_BYTES, 1, time_ns, 1, 0};
     struct drive_rate rate = {0};
     enum status status = drive_rate_measure(&rate, reader, &load, err);
     *p50_ns = rate.p50_ns;

@@ -24,6 +24,7 @@ struct drive_load {
     int depth;            /* pieces in flight per store; times the number of stores at most reader->depth */
     uint64_t time_ns;     /* no read starts later */
     uint64_t seed;
+    int has_small_pages; /* in the memory that is read into; 0: huge ones, as in the store's arena */
 };
 
 struct drive_rate {
@@ -31,6 +32,7 @@ struct drive_rate {
     uint64_t p50_ns, p99_ns; /* of one piece, submit to end */
     uint64_t bytes, elapsed_ns;
     uint64_t n_reads;
+    uint64_t cpu_ns; /* of all threads of this process meanwhile */
 };
 
 /* Reads for time_ns and waits for what is in flight; at least one piece per store is read. Takes depth times stores times piece_bytes of

@@ -239,7 +239,7 @@ static enum status check_emulation(const struct expert_store *s, struct block_re
                 extents[n++] =
                     (struct drive_extent){file->fd[store], store, expert_record_offset(file, 0), file->layout->bytes, file->name};
         }
-    struct drive_load load = {extents, n, EXPERT_PIECE_BYTES, depth, EMULATION_CHECK_NS, 1};
+    struct drive_load load = {extents, n, EXPERT_PIECE_BYTES, depth, EMULATION_CHECK_NS, 1, 0};
     struct drive_rate rate;
     enum status status = drive_rate_measure(&rate, reader, &load, err);
     free(extents);

@@ -83,7 +83,7 @@ static void extents_are_read_whole_at_the_depth(void **state)
     (void)state;
     for (int depth = 1; depth <= 8; depth *= 2) {
         struct fake_reader f = fake(2 * depth);
-        struct drive_load load = {extents, 4, 16384, depth, 3000000, 7};
+        struct drive_load load = {extents, 4, 16384, depth, 3000000, 7, 0};
         struct drive_rate rate;
         struct error err;
         assert_int_equal(drive_rate_measure(&rate, &f.reader, &load, &err), STATUS_OK);
@@ -101,7 +101,7 @@ static void a_time_of_nothing_still_reads_once(void **state)
 {
     (void)state;
     struct fake_reader f = fake(2);
-    struct drive_load load = {extents, 4, 65536, 1, 0, 0};
+    struct drive_load load = {extents, 4, 65536, 1, 0, 0, 0};
     struct drive_rate rate;
     struct error err;
     assert_int_equal(drive_rate_measure(&rate, &f.reader, &load, &err), STATUS_OK);
@@ -143,7 +143,7 @@ static void failures_name_the_file_and_leave_nothing_in_flight(void **state)
         f.fails_at = cases[i].fails_at;
         f.refuses_at = cases[i].refuses_at;
         f.result = cases[i].result;
-        struct drive_load load = {extents, 4, 16384, 4, 5000000000, 7};
+        struct drive_load load = {extents, 4, 16384, 4, 5000000000, 7, 0};
         struct drive_rate rate;
         struct error err;
         assert_int_equal(drive_rate_measure(&rate, &f.reader, &load, &err), cases[i].status);
