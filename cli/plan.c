@@ -250,12 +250,9 @@ static enum status predict(struct plan *p, const struct model *m, const struct p
         return status;
     status = plan_machine_look(&p->machine, &request, err);
     if (!status) {
-        const char *prefetch = o->model.experts.prefetch;
         int prompt_rows = m->max_positions < PROMPT_ROWS ? m->max_positions : PROMPT_ROWS,
             chunk_rows = m->max_rows < prompt_rows ? m->max_rows : prompt_rows;
-        p->setup = (struct speed_setup){.guesses = !strcmp(prefetch, "off")  ? GUESSES_NEVER
-                                                   : !strcmp(prefetch, "on") ? GUESSES_ALWAYS
-                                                                             : GUESSES_WHERE_FASTER,
+        p->setup = (struct speed_setup){.guesses = expert_prefetch_mode(&o->model.experts),
                                         .n_positions = SHORT_POSITIONS,
                                         .prompt_rows = prompt_rows,
                                         .chunk_rows = chunk_rows,

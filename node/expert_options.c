@@ -6,6 +6,11 @@
 #include "node/block_reader.h"
 #include "node/expert_store.h"
 
+enum prefetch_mode expert_prefetch_mode(const struct expert_options *o)
+{
+    return !strcmp(o->prefetch, "on") ? PREFETCH_ON : !strcmp(o->prefetch, "off") ? PREFETCH_OFF : PREFETCH_AUTO;
+}
+
 int expert_read_depth(const struct expert_options *o, int n_stores)
 {
     CHECK(n_stores >= 1 && n_stores <= BLOCK_STORES_MAX);

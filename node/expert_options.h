@@ -15,6 +15,10 @@ struct expert_options {
     int pin;
 };
 
+/* Reading ahead of what is asked for: never, always, where that is found to be faster. */
+enum prefetch_mode { PREFETCH_OFF, PREFETCH_ON, PREFETCH_AUTO };
+enum prefetch_mode expert_prefetch_mode(const struct expert_options *options);
+
 /* Pieces in flight on each of n_stores (1 to BLOCK_STORES_MAX) drives: what read_depth says, or fewer where one reader cannot have so many
  * for all of them. */
 int expert_read_depth(const struct expert_options *options, int n_stores);

@@ -6,7 +6,7 @@
 
 #include <stdint.h>
 
-enum prefetch_mode { PREFETCH_OFF, PREFETCH_ON, PREFETCH_AUTO };
+#include "node/expert_options.h"
 
 enum {
     PREFETCH_WINDOW_PASSES = 8,  /* passes of one window */

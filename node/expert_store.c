@@ -291,11 +291,6 @@ static enum status start_reads(struct expert_store *s, const struct expert_store
     return record_reads_start(&s->reads, &reads, err);
 }
 
-static enum prefetch_mode mode_of(const char *name)
-{
-    return !strcmp(name, "on") ? PREFETCH_ON : !strcmp(name, "off") ? PREFETCH_OFF : PREFETCH_AUTO;
-}
-
 static void free_store(struct expert_store *s)
 {
     expert_slots_release(&s->slots);
@@ -333,7 +328,7 @@ enum status expert_store_open(struct expert_store **out, const struct expert_sto
         status = expert_slots_init(&s->slots, config->n_slots, &s->files, config->options->pin, err);
     if (!status) {
         allocate(s, config);
-        prefetch_trial_init(&s->trial, mode_of(config->options->prefetch));
+        prefetch_trial_init(&s->trial, expert_prefetch_mode(config->options));
         use_counts_init(&s->use_counts, config->options->use_counts, weights_source_identity(config->source), config->layer_begin,
                         config->layer_end);
         load_uses(s);

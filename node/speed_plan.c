@@ -63,7 +63,7 @@ double speed_layer_seconds(const struct speed_machine *m, const struct speed_mod
     if (left > 0 && waiting > seconds)
         seconds = waiting;
     /* A request of more experts than are read ahead has no slots to spare for guesses. */
-    int may_guess = setup->guesses != GUESSES_NEVER && left <= EXPERT_AHEAD_BYTES + model->expert_bytes;
+    int may_guess = setup->guesses != PREFETCH_OFF && left <= EXPERT_AHEAD_BYTES + model->expert_bytes;
     double idle = may_guess && seconds > drive + m->drive_latency_seconds ? seconds - drive - m->drive_latency_seconds : 0;
     *ahead_bytes = GUESS_RECALL * idle * m->drive_bytes_per_second;
     return seconds;
@@ -89,13 +89,13 @@ static double simulate_layers(const struct speed_machine *m, const struct speed_
 static double layer_seconds(const struct speed_machine *m, const struct speed_model *model, const struct speed_setup *setup)
 {
     struct speed_setup always = *setup, never = *setup;
-    always.guesses = GUESSES_ALWAYS;
-    never.guesses = GUESSES_NEVER;
+    always.guesses = PREFETCH_ON;
+    never.guesses = PREFETCH_OFF;
     double with = simulate_layers(m, model, &always, setup->hit_rate_guessing),
            without = simulate_layers(m, model, &never, setup->hit_rate);
-    if (setup->guesses == GUESSES_WHERE_FASTER)
+    if (setup->guesses == PREFETCH_AUTO)
         return with < without ? with : without;
-    return setup->guesses == GUESSES_ALWAYS ? with : without;
+    return setup->guesses == PREFETCH_ON ? with : without;
 }
 
 static double token_seconds(const struct speed_machine *m, const struct speed_model *model, const struct speed_setup *setup)

@@ -3,6 +3,8 @@
 #ifndef HEARTH_NODE_SPEED_PLAN_H
 #define HEARTH_NODE_SPEED_PLAN_H
 
+#include "node/expert_options.h"
+
 /* Bytes of weights per second that go through the matrix kernels, all threads together, from memory. */
 struct speed_rates {
     double one_row; /* decode */
@@ -10,9 +12,6 @@ struct speed_rates {
 };
 
 enum { SPEED_BATCH_ROWS = 8 };
-
-/* Reading ahead of what is asked for. */
-enum speed_guesses { GUESSES_NEVER, GUESSES_ALWAYS, GUESSES_WHERE_FASTER };
 
 struct speed_machine {
     struct speed_rates dense, experts; /* in the formats of the model's always-used weights and of its experts */
@@ -42,7 +41,7 @@ struct speed_setup {
     int streams;           /* 0: all experts are in memory */
     double hit_rate;       /* share of a row's experts that are in memory when they are asked for, decode */
     double resident_share; /* slots over experts */
-    enum speed_guesses guesses;
+    enum prefetch_mode guesses; /* PREFETCH_AUTO: where that is faster */
     double hit_rate_guessing; /* hit_rate while the experts that are guessed take slots */
     int n_positions;          /* before a decoded row */
     int prompt_rows;          /* of a long prompt */

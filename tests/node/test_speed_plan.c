@@ -84,7 +84,7 @@ static void guesses_use_the_time_in_which_the_drive_is_idle(void **state)
     (void)state;
     struct speed_setup setup = streaming(0.5);
     double ahead = 0;
-    setup.guesses = GUESSES_ALWAYS;
+    setup.guesses = PREFETCH_ON;
     double without = speed_layer_seconds(&machine, &model, &setup, 2, &ahead);
     double idle_bytes = (without - 20e6 / 1e9 - 1e-4) * 1e9;
     assert_true(ahead > idle_bytes / 2 && ahead < idle_bytes); /* some do not come true */
@@ -99,9 +99,9 @@ static void guesses_that_push_out_more_than_they_bring_are_not_made(void **state
     (void)state;
     struct speed_setup setup = streaming(0.5), never = streaming(0.5);
     setup.hit_rate_guessing = 0.3;
-    setup.guesses = GUESSES_ALWAYS;
+    setup.guesses = PREFETCH_ON;
     double always = speed_plan(&machine, &model, &setup).token_seconds;
-    setup.guesses = GUESSES_WHERE_FASTER;
+    setup.guesses = PREFETCH_AUTO;
     double best = speed_plan(&machine, &model, &setup).token_seconds;
     assert_true(best < always);
     assert_near(best, speed_plan(&machine, &model, &never).token_seconds, 1e-9);
@@ -110,13 +110,13 @@ static void guesses_that_push_out_more_than_they_bring_are_not_made(void **state
 static void never_faster_than_the_drive_or_computing_alone(void **state)
 {
     (void)state;
-    for (int guesses = GUESSES_NEVER; guesses <= GUESSES_WHERE_FASTER; guesses++)
+    for (int guesses = PREFETCH_OFF; guesses <= PREFETCH_AUTO; guesses++)
         for (double hit = 0; hit < 1; hit += 0.07)
             for (double rate = 0.1e9; rate < 200e9; rate *= 1.7) {
                 struct speed_machine m = machine;
                 struct speed_setup setup = streaming(hit);
                 m.drive_bytes_per_second = rate;
-                setup.guesses = (enum speed_guesses)guesses;
+                setup.guesses = (enum prefetch_mode)guesses;
                 struct speed_plan p = speed_plan(&m, &model, &setup);
                 assert_true(p.token_seconds >= COMPUTING * (1 - 1e-9));
                 assert_true(p.token_seconds >= 0.97 * p.missed_bytes / rate); /* chance: misses are drawn */
