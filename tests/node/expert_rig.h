@@ -105,6 +105,7 @@ struct rig {
     /* how the next store is opened */
     struct expert_options options;
     uint64_t timeout_ns;
+    int starts_held; /* as by rig_gate_hold before the first read */
     /* while a store is open */
     struct expert_store *store;
     struct expert_source *experts;
@@ -167,6 +168,7 @@ static inline struct block_reader *rig_wrap(void *ctx, struct block_reader **rea
     rig->faults = fault_reader_new(reader);
     g->base = (struct block_reader){"a gate", rig->faults->depth, rig_gate_submit, rig_gate_reap, rig_gate_wake, rig_gate_close};
     g->inner = rig->faults;
+    g->is_held = rig->starts_held;
     pthread_mutex_init(&g->mutex, NULL);
     rig->gate = g;
     return &g->base;

@@ -393,10 +393,9 @@ static void warming_goes_on_after_a_drive_that_did_not_answer(void **state)
     use_hot_experts();
     rig_close(&rig);
     rig.timeout_ns = 200 * RIG_MS;
-    rig.options.emulate_disk = "1,20000"; /* so that the gate closes before the first answer */
+    rig.starts_held = 1;
     rig_open(&rig, "pread", 64);
-    rig.options.emulate_disk = NULL;
-    rig_gate_hold(rig.gate, 1);
+    rig.starts_held = 0;
     rig_sleep_ms(500);
     assert_int_equal(rig_take(&rig, rig.layer_begin, (int[]){3, 7, 11, 30}, 4, 1, &err), STATUS_TIMEOUT);
     rig_gate_hold(rig.gate, 0);

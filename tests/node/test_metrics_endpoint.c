@@ -15,12 +15,13 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "common/clock.h"
 #include "common/memory.h"
 #include "node/compute_thread.h"
 #include "node/metrics_endpoint.h"
 #include "tests/lib/exposition.h"
 
-enum { LAYERS = 6, IDLE_CONNECTIONS = 12, SCRAPES = 200 };
+enum { LAYERS = 6, IDLE_CONNECTIONS = 12, SCRAPES = 200, TIMEOUT_S = 5 /* of node/metrics_endpoint.c */ };
 
 #ifdef __SANITIZE_THREAD__
 /* libmicrohttpd is not built with the sanitizer, which therefore sees none of its synchronisation. */
@@ -318,22 +319,7 @@ static void a_taken_port_stops_only_who_insists_on_it(void **state)
 static void what_is_no_address_is_refused_with_the_reason(void **state)
 {
     (void)state;
-    static const char *const bad[] = {"",
-                                      ":",
-                                      "7603",
-                                      ":7603",
-                                      "127.0.0.1",
-                                      "127.0.0.1:",
-                                      "127.0.0.1:x",
-                                      "127.0.0.1:70000",
-                                      "127.0.0.1:-1",
-                                      "127.0.0.1:1x",
-                                      "my host:7603",
-                                      "[::1:7603",
-                                      "::1]:7603",
-                                      "[]:7603",
-                                      "desk.example:7603",
-                                      "on"};
+    static const char *const bad[] = {"", "7603", "desk.example:7603", "on"}; /* the others: tests/common/test_sockets.c */
     struct node_metrics *metrics = new_metrics();
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         struct metrics_endpoint *endpoint;
@@ -353,7 +339,9 @@ static void connections_that_say_nothing_do_not_keep_a_node_from_ending(void **s
     int fds[IDLE_CONNECTIONS], port = metrics_endpoint_port(endpoint);
     for (int i = 0; i < IDLE_CONNECTIONS; i++)
         fds[i] = connect_to(port);
+    uint64_t start = clock_now_ns(clock_monotonic());
     metrics_endpoint_close(&endpoint);
+    assert_true(clock_now_ns(clock_monotonic()) - start < (TIMEOUT_S - 1) * UINT64_C(1000000000)); /* it has not waited for them */
     for (int i = 0; i < IDLE_CONNECTIONS; i++)
         close(fds[i]);
     node_metrics_free(&metrics);
