@@ -22,6 +22,7 @@ static void addresses_of_both_kinds_are_listened_at(void **state)
         struct error err = {0};
         if (socket_listen(&fd, cases[i].address, 1, &err)) { /* a machine may have no IPv6 */
             assert_true(*cases[i].address == '[' && err.status == STATUS_IO);
+            printf("%s: passed over\n", err.text);
             continue;
         }
         assert_true(socket_port(fd) > 0);
