@@ -1,13 +1,9 @@
 """Fixtures that several command line tests import: kindling as a vendor folder that may be written to, and the int4 pack of it."""
-import os
 import shutil
-import subprocess
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-HEARTH = os.environ.get("HEARTH", str(ROOT / "build/release/cli/hearth"))
+from hearth_command import ROOT, hearth
 
 
 @pytest.fixture(scope="module")
@@ -20,5 +16,5 @@ def vendor(tmp_path_factory):
 @pytest.fixture(scope="module")
 def pack(vendor):
     out = vendor.parent / "int4"
-    subprocess.run([HEARTH, "convert", vendor, out, "--precision", "int4"], check=True, capture_output=True, timeout=120)
+    hearth("convert", vendor, out, "--precision", "int4")
     return out

@@ -2,24 +2,14 @@
 
 Traces of kindling are recorded by the commands that record them; damaged ones are made by hand."""
 import json
-import os
-import shutil
-import subprocess
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-HEARTH = os.environ.get("HEARTH", str(ROOT / "build/release/cli/hearth"))
+from hearth_command import ROOT, hearth
+from kindling import vendor  # noqa: F401 (fixture)
+
 LINES = ["top_k / 4", "top_k / 2", "top_k", "1/4 of experts", "1/2 of experts"]
 POLICIES = ["LRU", "LFU", "ours", "static", "optimum"]
-
-
-def hearth(*arguments, ok=True):
-    done = subprocess.run([HEARTH, *map(str, arguments)], capture_output=True, text=True, timeout=120)
-    if ok:
-        assert done.returncode == 0, done.stderr
-    return done
 
 
 def table(text):
@@ -33,34 +23,27 @@ def table(text):
 
 
 @pytest.fixture(scope="module")
-def kindling(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model") / "kindling"
-    shutil.copytree(ROOT / "models/kindling", folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def golden_trace(kindling):
+def golden_trace(vendor):
     cases = json.loads((ROOT / "tests/golden/kindling/greedy.json").read_text())
-    tokens, trace = kindling.parent / "tokens.json", kindling.parent / "golden.trace"
+    tokens, trace = vendor.parent / "tokens.json", vendor.parent / "golden.trace"
     tokens.write_text(json.dumps([c["prompt_ids"] + c["answer_ids"] for c in cases]))
-    hearth("logits", "--model", kindling, "--tokens", tokens, "--out", kindling.parent / "out", "--trace", trace)
+    hearth("logits", "--model", vendor, "--tokens", tokens, "--out", vendor.parent / "out", "--trace", trace)
     return trace, sum(len(c["prompt_ids"]) + len(c["answer_ids"]) for c in cases)
 
 
-def test_every_row_and_layer_is_recorded_and_nothing_is_changed(kindling, golden_trace):
+def test_every_row_and_layer_is_recorded_and_nothing_is_changed(vendor, golden_trace):
     trace, n_rows = golden_trace
     lines = trace.read_text().splitlines()
     assert lines[0] == "hearth-trace 1 layers=8 experts=32 top_k=4"  # 7 sparse layers and the MTP layer, which had no rows
     assert len(lines) == 1 + 7 * n_rows and {line.split()[0] for line in lines[1:]} == set("0123456")
-    tokens = kindling.parent / "tokens.json"
-    hearth("logits", "--model", kindling, "--tokens", tokens, "--out", kindling.parent / "plain")
-    assert (kindling.parent / "plain").read_bytes() == (kindling.parent / "out").read_bytes()
+    tokens = vendor.parent / "tokens.json"
+    hearth("logits", "--model", vendor, "--tokens", tokens, "--out", vendor.parent / "plain")
+    assert (vendor.parent / "plain").read_bytes() == (vendor.parent / "out").read_bytes()
 
 
-def test_a_run_is_recorded(kindling, tmp_path):
-    done = hearth("run", kindling, "What is the capital of France?", "--temperature", 0, "--trace", tmp_path / "t")
-    assert done.stdout == hearth("run", kindling, "What is the capital of France?", "--temperature", 0).stdout
+def test_a_run_is_recorded(vendor, tmp_path):
+    done = hearth("run", vendor, "What is the capital of France?", "--temperature", 0, "--trace", tmp_path / "t")
+    assert done.stdout == hearth("run", vendor, "What is the capital of France?", "--temperature", 0).stdout
     rows = [line.split()[0] for line in (tmp_path / "t").read_text().splitlines()[1:]]
     assert set(rows) == set("0123456") and len({rows.count(layer) for layer in "0123456"}) == 1 and rows.count("0") > 10
     assert list(table(hearth("bench", "cache", "--trace", tmp_path / "t").stdout)) == LINES
@@ -113,16 +96,15 @@ HEAD = "hearth-trace 1 layers=2 experts=8 top_k=2\n"
 def test_a_bad_trace_is_refused_by_name_and_line(tmp_path, text, line, reason):
     path = tmp_path / "bad.trace"
     path.write_bytes(text.encode())
-    done = hearth("bench", "cache", "--trace", path, ok=False)
-    assert done.returncode == 1 and f"{path}: " in done.stderr and reason in done.stderr
+    done = hearth("bench", "cache", "--trace", path, code=1)
+    assert f"{path}: " in done.stderr and reason in done.stderr
     assert f"line {line}" in done.stderr
 
 
-def test_mistakes_in_the_call_are_named(tmp_path, kindling):
-    assert "cannot open" in hearth("bench", "cache", "--trace", tmp_path / "none", ok=False).stderr
-    assert hearth("bench", "cache", ok=False).returncode == 2
-    assert hearth("bench", "cache", "--trace", "x", "--synthetic", 0.1, ok=False).returncode == 2
-    assert "--top-k" in hearth("bench", "cache", "--synthetic", 0.1, "--top-k", 8, "--experts", 4, ok=False).stderr
-    assert "cannot create" in hearth("run", kindling, "Hi", "--trace", tmp_path / "no/such", ok=False).stderr
-    done = hearth("run", kindling, "Hi", "--max-tokens", 5, "--trace", "/dev/full", ok=False)
-    assert done.returncode == 1 and "/dev/full: cannot write" in done.stderr
+def test_mistakes_in_the_call_are_named(tmp_path, vendor):
+    assert "cannot open" in hearth("bench", "cache", "--trace", tmp_path / "none", code=1).stderr
+    hearth("bench", "cache", code=2)
+    hearth("bench", "cache", "--trace", "x", "--synthetic", 0.1, code=2)
+    assert "--top-k" in hearth("bench", "cache", "--synthetic", 0.1, "--top-k", 8, "--experts", 4, code=2).stderr
+    assert "cannot create" in hearth("run", vendor, "Hi", "--trace", tmp_path / "no/such", code=1).stderr
+    assert "/dev/full: cannot write" in hearth("run", vendor, "Hi", "--max-tokens", 5, "--trace", "/dev/full", code=1).stderr

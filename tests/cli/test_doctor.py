@@ -6,14 +6,13 @@ import shutil
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 
+import hearth_command
+from hearth_command import HEARTH
 from kindling import pack, vendor  # noqa: F401 (fixtures)
 
-ROOT = Path(__file__).resolve().parents[2]
-HEARTH = os.environ.get("HEARTH", str(ROOT / "build/release/cli/hearth"))
 MACHINE = ["cpu", "cpu governor", "memory", "memory cgroup", "locked memory", "huge pages", "swap", "io_uring", "open files", "clock", "state directory"]
 DRIVE = ["O_DIRECT", "file system", "drive", "drive rate"]
 
@@ -23,10 +22,8 @@ def state(tmp_path):
     return tmp_path / "state"
 
 
-def hearth(*arguments, state, code=0, **kw):
-    done = subprocess.run([HEARTH, *map(str, arguments)], capture_output=True, text=True, timeout=120, env={**os.environ, "XDG_STATE_HOME": str(state)}, **kw)
-    assert done.returncode == code, done.stdout + done.stderr
-    return done
+def hearth(*arguments, state, **options):
+    return hearth_command.hearth(*arguments, state=state, **options)
 
 
 def names(stdout):

@@ -1,18 +1,13 @@
 """`hearth keys`: pairs are private and never overwritten, lists grow whole, and every refusal names the thing and the way out."""
-import os
 import stat
-import subprocess
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-HEARTH = os.environ.get("HEARTH", str(ROOT / "build/release/cli/hearth"))
+from hearth_command import hearth
 
 
 def keys(*arguments, code=0):
-    done = subprocess.run([HEARTH, "keys", *map(str, arguments)], capture_output=True, text=True, timeout=30)
-    assert done.returncode == code, done.stderr
+    done = hearth("keys", *arguments, code=code, timeout=30)
     assert code == 0 or (done.stderr and not done.stdout)
     return done.stderr if code else done.stdout
 

@@ -1,9 +1,9 @@
 """hearth synth as a person meets it: the pack is one that every other command takes, impossible wishes get one sentence, and a run that does not end leaves nothing that opens."""
+import functools
 import json
 import os
 import shutil
 import signal
-import struct
 import subprocess
 import time
 from pathlib import Path
@@ -11,14 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-HEARTH = os.environ.get("HEARTH", str(ROOT / "build/release/cli/hearth"))
+import hearth_command
+from hearth_command import HEARTH, read_safetensors
+
 SMALL = ["--like", "kindling", "--layers", 4, "--dense-layers", 1, "--hidden", 256, "--vocab", 1024]
 SLOW = ["--like", "bench", "--layers", 6]  # 1.3 GB: long enough to be caught at work
-
-
-def hearth(*args, **options):
-    return subprocess.run([HEARTH, *map(str, args)], capture_output=True, text=True, timeout=300, **options)
+hearth = functools.partial(hearth_command.hearth, code=None, timeout=300)  # the tests look at every exit code themselves
 
 
 def synth(target, *args):
@@ -58,10 +56,10 @@ def test_it_answers(pack):
 
 def test_its_tokenizer_gives_text_back(pack):
     text = "grüße,\n42 \U0001F525 <|user|> aab"
-    ids = hearth("tokenize", "--model", pack, "--json", "--plain", input=json.dumps([text]))
+    ids = hearth("tokenize", "--model", pack, "--json", "--plain", stdin=json.dumps([text]))
     assert ids.returncode == 0, ids.stderr
     assert len(json.loads(ids.stdout)[0]) < len(text.encode())  # " aab" is a token
-    back = hearth("tokenize", "--model", pack, "--json", "--decode", input=ids.stdout)
+    back = hearth("tokenize", "--model", pack, "--json", "--decode", stdin=ids.stdout)
     assert json.loads(back.stdout) == [text]
 
 
@@ -70,11 +68,7 @@ def test_its_logits_are_finite_and_different_at_every_position(pack, tmp_path):
     (tmp_path / "tokens.json").write_text(json.dumps([tokens]))
     done = hearth("logits", "--model", pack, "--tokens", tmp_path / "tokens.json", "--out", tmp_path / "out", "--drafts")
     assert done.returncode == 0, done.stderr
-    data = (tmp_path / "out").read_bytes()
-    n = struct.unpack("<Q", data[:8])[0]
-    for name, entry in json.loads(data[8:8 + n]).items():
-        begin, end = entry["data_offsets"]
-        logits = np.frombuffer(data[8 + n + begin:8 + n + end], np.float32).reshape(entry["shape"])
+    for name, logits in read_safetensors(tmp_path / "out").items():
         assert np.isfinite(logits).all(), name
         assert 0.3 < logits.std() < 3, name
         assert len(set(logits.argmax(1))) > 50, name

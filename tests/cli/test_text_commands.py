@@ -1,16 +1,11 @@
-"""hearth tokenize and hearth render against the golden cases, and how they behave when called wrongly.
-
-The binary is taken from the environment variable HEARTH (default: build/release/cli/hearth).
-"""
+"""hearth tokenize and hearth render against the golden cases, and how they behave when called wrongly."""
 import json
-import os
 import subprocess
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-HEARTH = os.environ.get("HEARTH", str(ROOT / "build/release/cli/hearth"))
+from hearth_command import HEARTH, ROOT
+
 MODEL = str(ROOT / "models/kindling")
 
 
