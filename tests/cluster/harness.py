@@ -6,14 +6,12 @@ import random
 import shutil
 import signal
 import socket
-import struct
 import subprocess
 import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,13 +44,6 @@ def pack(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     run(HEARTH, "convert", ROOT / "models/kindling", folder / "int4", "--precision", "int4")
     return folder / "int4"
-
-
-def read_safetensors(path):
-    data = Path(path).read_bytes()
-    n = struct.unpack("<Q", data[:8])[0]
-    return {k: np.frombuffer(data, np.float32, offset=8 + n + v["data_offsets"][0], count=int(np.prod(v["shape"]))).reshape(v["shape"])
-            for k, v in json.loads(data[8:8 + n]).items() if k != "__metadata__"}
 
 
 class Cluster:
@@ -92,8 +83,8 @@ class Cluster:
         return f"http://{self.address('coordinator')}:{self.http}"
 
     def start_process(self, name, command):
-        log = open(self.folder / f"{name}.log", "a")
-        self.processes[name] = subprocess.Popen(self.prefix(name) + [str(c) for c in command], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        with open(self.folder / f"{name}.log", "a") as log:
+            self.processes[name] = subprocess.Popen(self.prefix(name) + [str(c) for c in command], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
 
     def start_coordinator(self):
         a = self.address("coordinator")
@@ -179,6 +170,7 @@ class Cluster:
         self.processes.pop(name).wait()
 
     def stop(self):
+        """None has ended badly so far, and all end with 0 when they are told to. kill() has taken away those that it killed."""
         for p in self.processes.values():
             try:
                 p.send_signal(signal.SIGCONT)
@@ -191,7 +183,9 @@ class Cluster:
             except subprocess.TimeoutExpired:
                 p.kill()
                 p.wait()
+        badly = {name: f"{p.returncode}: {self.log(name)[-800:]}" for name, p in self.processes.items() if p.returncode}
         self.processes = {}
+        assert not badly, badly
 
     def ask(self, text, **more):
         body = {"messages": [{"role": "user", "content": text}], "temperature": 0, **more}

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from harness import HEARTH, ROOT, Cluster, pack, run  # noqa: F401 (pack is a fixture)
+from harness import HEARTH, ROOT, Cluster, free_port, pack, run  # noqa: F401 (pack is a fixture)
 
 QUESTION = "Tell me a story about a fox."
 
@@ -191,7 +191,7 @@ def test_a_node_with_an_unknown_key_never_joins_and_harms_nothing(tmp_path, pack
         cluster.start()
         run(HEARTH, "keys", "new", tmp_path / "c/stranger.key")
         cluster.names.append("stranger")
-        cluster.ports["stranger"] = cluster.ports["n1"] + 50
+        cluster.ports["stranger"] = free_port()
         cluster.start_node("stranger")
         time.sleep(2)
         status = cluster.get("/v1/status")[1]

@@ -95,11 +95,11 @@ def test_experts_from_disk_give_the_bytes_of_one_process_with_all_in_ram(packs, 
 # ---- a slow drive ----
 
 class Chat(threading.Thread):
-    """A streamed answer; times: when each piece of it came."""
+    """A streamed answer; times: when each piece of it came; is_complete: it has come to its end."""
 
     def __init__(self, cluster, text, max_tokens):
         super().__init__(daemon=True)
-        self.times, self.end, self.error = [], None, None
+        self.times, self.end, self.error, self.is_complete = [], None, None, False
         body = json.dumps({"messages": [{"role": "user", "content": text}], "temperature": 0, "stream": True, "max_tokens": max_tokens})
         self.connection = http.client.HTTPConnection("127.0.0.1", cluster.http, timeout=120)
         self.connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
@@ -114,6 +114,8 @@ class Chat(threading.Thread):
                         self.error = delta["error"]
                     elif any(c["delta"].get("content") or c["delta"].get("reasoning_content") for c in delta["choices"]):
                         self.times.append(time.time())
+                elif line.startswith(b"data: [DONE]"):
+                    self.is_complete = True
         except (OSError, http.client.HTTPException, ValueError, AttributeError):
             pass
         self.end = time.time()
@@ -161,7 +163,8 @@ def test_a_long_prompt_on_a_slow_drive_does_not_hold_up_another_chat(slow_drive)
     prompt = Chat(slow_drive, LONG_PROMPT, 1)
     prompt.join(120)
     took, during = prompt.end - began, [t for t in chat.times if began < t < prompt.end]
-    assert prompt.error is None and took > 2, took  # else this test shows nothing
+    assert prompt.is_complete and prompt.error is None
+    assert took > 2, took  # else this test shows nothing
     assert len(during) >= 5 and chat.error is None
     gaps = np.diff([began, *during])
     assert max(gaps) < max(took / 2, 2), (took, gaps)
@@ -188,7 +191,7 @@ def test_a_hang_up_in_a_prompt_on_a_slow_drive_makes_room_for_the_next(slow_driv
     assert count(slow_drive, "cancelled") == cancelled + 1
     chat.hang_up()
     waiting.join(60)
-    assert waiting.error is None
+    assert waiting.is_complete and waiting.error is None
 
 
 # ---- a damaged record ----
