@@ -1,7 +1,5 @@
 #include "cli/stop_signal.h"
 
-#include <stddef.h>
-
 volatile sig_atomic_t stop_signal;
 
 static void on_signal(int number)
@@ -13,11 +11,10 @@ static void on_signal(int number)
 void stop_signal_catch(void)
 {
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = (int)SA_RESETHAND};
-    static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
-        struct sigaction before;
-        if (!sigaction(numbers[i], NULL, &before) && before.sa_handler != SIG_IGN) /* nohup */
-            sigaction(numbers[i], &action, NULL);
-    }
+    struct sigaction hang_up;
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+    if (!sigaction(SIGHUP, NULL, &hang_up) && hang_up.sa_handler != SIG_IGN)
+        sigaction(SIGHUP, &action, NULL);
     signal(SIGXFSZ, SIG_IGN);
 }

@@ -6,7 +6,7 @@
 
 extern volatile sig_atomic_t stop_signal; /* set by SIGINT, SIGTERM or SIGHUP */
 
-/* A signal that is ignored (nohup) stays ignored. Also makes a file size limit an error with a sentence, not a death. */
+/* A hang-up that is ignored (nohup) stays ignored. Also makes a file size limit an error with a sentence, not a death. */
 void stop_signal_catch(void);
 
 #endif

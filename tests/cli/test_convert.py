@@ -84,7 +84,7 @@ def test_killed_at_50_random_moments_the_next_run_finishes_the_same_pack(whole, 
     assert went_on >= 10
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_it_with_a_sentence_and_nothing_half_done(whole, tmp_path, number):
     target = tmp_path / "pack"
     process = subprocess.Popen([HEARTH, "convert", KINDLING, target, "--threads", "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -97,6 +97,16 @@ def test_a_signal_stops_it_with_a_sentence_and_nothing_half_done(whole, tmp_path
     assert not list(target.glob("*.partial")) and not (target / "manifest.json").exists()
     assert hearth("convert", KINDLING, target).returncode == 0
     assert same(whole, target)
+
+
+def test_under_nohup_a_closed_terminal_does_not_stop_it(whole, tmp_path):
+    process = subprocess.Popen(["nohup", HEARTH, "convert", KINDLING, tmp_path / "pack", "--threads", "1"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True)
+    assert "embedding written" in process.stderr.readline()
+    process.send_signal(signal.SIGHUP)
+    error = process.communicate(timeout=60)[1]
+    assert process.returncode == 0, error
+    assert same(whole, tmp_path / "pack")
 
 
 def test_one_and_two_threads_write_the_same_bytes(whole, tmp_path):
